@@ -33,6 +33,7 @@ from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition, TokenMixer
 from tinyformer.nn.network import attentions_in, mixers_in
 from tinyformer.nn.score import GeneralScore, LocalGaussian
+from tinyformer.nn.shift import CausalSum
 
 BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype
 
@@ -57,8 +58,8 @@ class Costs:
     flops_per_token_by_part: dict[str, int]  # of a forward pass, see `flops_per_token`
     attended_flops_per_token: int  # of a forward pass, if the kernel skips the keys that the mask hides
     cache_dtype: str  # a name in `BYTES`
-    cache_bytes_per_token: int  # over all layers
-    cache_bytes: int  # after T tokens; a layer with a window keeps only the window, an LSTM the state of one token
+    cache_bytes_per_token: int  # over all layers, without inputs of short convolutions and shifted keys
+    cache_bytes: int  # after T tokens; layers keep their window, an LSTM one state, a short convolution three inputs
     cache_reduction: float  # how many times larger a cache with a key and a value for each query head is
 
 
@@ -85,6 +86,7 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     # Cross-attention caches the whole source, whatever its window.
     windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
     kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
+    kept += sum_elements([stacks[-1]], slice(1, seq_len + 1))
     return Costs(
         vocab_size=network.vocab_size,
         seq_len=seq_len,
@@ -134,14 +136,16 @@ def flops_per_token(network: Network) -> dict[str, int]:
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
       product. A convolution counts 2 · kernel_size · d_model, as a direct sum; an LSTM's matrices are projections.
+    - Short convolutions and shifted keys count likewise: those of a feed-forward network with it, others with scores.
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
-    mixing += sum(mixer.multiply_adds for mixer in mixers)
+    within = sum_elements(feed_forwards(network))
+    mixing += sum(mixer.multiply_adds for mixer in mixers) + sum_elements([network]) - within
     return {
         "attention_projections": 2 * projection_weights([*attentions, *mixers]),
         "attention_scores_and_values": 2 * mixing,
-        "feed_forward": 2 * projection_weights(feed_forwards(network)),
+        "feed_forward": 2 * (projection_weights(feed_forwards(network)) + within),
         "readout": 2 * projection_weights([network.readout]),
     }
 
@@ -193,7 +197,7 @@ def multiply_adds(network: Network) -> Counter[str]:
         for layer in cast(Iterable[Any], stack.layers):
             inner = attentions_in(layer.attention)
             own = projection_weights([layer.attention, layer.feed_forward]) + sum(map(query_multiply_adds, inner))
-            own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention))
+            own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention)) + sum_elements([layer])
             counts.update({f"{prefix}tokens": own, f"{prefix}pairs": sum(map(pair_multiply_adds, inner))})
             if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user-defined block may lack it
                 # Keys and values are projected from the source, queries from the target and outputs to it.
@@ -256,6 +260,12 @@ def query_multiply_adds(layer: BaseAttention) -> int:
     """Multiply-adds for each query between projections and scores; the number of keys does not change them."""
     parts = (layer.score, layer.position, layer.gaussian)
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
+
+
+def sum_elements(modules: Iterable[nn.Module], steps: slice = slice(None)) -> int:
+    """The number of weights of each `CausalSum` in several modules: its multiply-adds; from step 1 on, its cache."""
+    parts = (part for module in modules for part in module.modules() if isinstance(part, CausalSum))
+    return sum(part.weights()[steps].numel() for part in parts)
 
 
 def head_multiply_adds(part: nn.Module | None) -> int:

@@ -32,7 +32,7 @@ from tinyformer.nn.kernels.choose import run_kernel
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.projections import biases, make_qk_norm
+from tinyformer.nn.projections import by_letter, make_qk_norm
 from tinyformer.nn.side_inputs import SideInputs, Values
 from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
@@ -110,7 +110,8 @@ class BaseAttention(SoftmaxAttention):
             num_behind = 0 if cache is None else cache.num_behind(self.window)
         mask = self.head_map.mask_of_left(mask)
         mask.require_sizes(len(x), self.num_heads)
-        qkv = self.project(x, context, cache) if side is None else self.project(x, context, cache, side)
+        given: dict[str, Any] = ({} if side is None else {"side": side}) | ({"mask": mask} if self.sums else {})
+        qkv = self.project(x, context, cache, **given)
         mask = mask.without_first(num_behind)
         if self.ssmax is not None:
             qkv = qkv._replace(q=self.ssmax(qkv.q, mask.num_visible(x.shape[1], qkv.k.shape[2], x.device)))
@@ -128,7 +129,7 @@ class BaseAttention(SoftmaxAttention):
 
         A subclass applies `transform_queries` before the rotation, and appends keys and values to the cache by
         `cache.extend(..., window=self.window)`. In cross-attention, it projects a context only if the cache is empty.
-        `side` is given only if the layer's `reads_side_inputs` is true.
+        `side` is given only if the layer's `reads_side_inputs` is true, and the mask only if the layer has `sums`.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
@@ -196,7 +197,7 @@ class Attention(BaseAttention):
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value and of each head's output; None for `head_dim`.
         qk_norm: the norm of queries and keys, a name in `QK_NORMS`; `qk_norm_eps` is added to their mean squares.
-        bias: the projections with a bias, see `biases`.
+        bias: the projections with a bias, see `by_letter`.
         input_dim: size of each vector of `x` and of the context; None for `d_model`, the size within a block.
     """
 
@@ -218,7 +219,7 @@ class Attention(BaseAttention):
         require_at_least(1, {"v_head_dim": head_dim, "input_dim": d_model}, v_head_dim=v_head_dim, input_dim=input_dim)
         v_head_dim, width = v_head_dim or head_dim, input_dim or d_model
         super().__init__(width, num_heads, head_dim // self.num_softmaxes, v_head_dim, None, num_kv_heads, **options)
-        has_bias = biases(bias)
+        has_bias = by_letter("bias", bias, "qkvo")
         self.q_proj = nn.Linear(width, num_heads * head_dim, bias=has_bias["q"])
         self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias=has_bias["k"])
         self.v_proj = nn.Linear(width, num_kv_heads * v_head_dim, bias=has_bias["v"])
@@ -232,15 +233,18 @@ class Attention(BaseAttention):
         context: Source | None = None,
         cache: LayerCache | None = None,
         side: SideInputs | None = None,
+        mask: AttentionMask | None = None,
     ) -> QKV:
         """The queries, keys and values after normalisation and rotation by their positions."""
-        q_BHTD = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
+        q = self.sums("q", self.q_proj(x), mask, cache)
+        q_BHTD = self.transform_queries(self.q_norm(split_heads(q, self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
             k_BGSD, v_BGSV = known
             return QKV(q_BHTD.to(v_BGSV.dtype), k_BGSD, v_BGSV)
         source = x if context is None else context
-        k_BGSD = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
-        v_BGSV = self.mix_values(split_heads(self.v_proj(source), self.v_head_dim), side)
+        k, v = self.sums("k", self.k_proj(source), mask, cache), self.sums("v", self.v_proj(source), mask, cache)
+        k_BGSD = self.k_norm(split_heads(k, self.head_dim))
+        v_BGSV = self.mix_values(split_heads(v, self.v_head_dim), side)
         if context is None:
             offset = cache.length if cache else 0
             q_BHTD, k_BGSD = self.position.rotate(q_BHTD, offset), self.position.rotate(k_BGSD, offset)

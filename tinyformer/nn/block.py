@@ -19,6 +19,7 @@ from tinyformer.nn.kernels.choose import require_possible
 from tinyformer.nn.layers import Residual, Stream, make_dropout
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.pattern import call_accepted
+from tinyformer.nn.shift import ShortConvolution
 from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.nn.textbook import TextbookAttention
@@ -74,6 +75,8 @@ class Block(nn.Module):
             module's `forward` takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around cross-attention, called likewise.
         dropout: dropout probability of each sublayer's output.
+        attention_convolution: whether the attention reads a `ShortConvolution` of its norm.
+        feed_forward_convolution: whether the feed-forward network reads a `ShortConvolution` of its norm.
         layer_index: index of this layer, from 0.
         kind: in a network with two stacks, the stack of the layer, "encoder" or "decoder". The factory of the attention
             is then called with this `kind`, too, and the factory of the cross-attention with `kind="cross"`.
@@ -101,6 +104,8 @@ class Block(nn.Module):
         layer_index: int = 0,
         num_layers: int = 1,
         kind: str | None = None,
+        attention_convolution: bool = False,
+        feed_forward_convolution: bool = False,
     ) -> None:
         super().__init__()
         layer = {"layer_index": layer_index, "num_layers": num_layers}
@@ -132,6 +137,8 @@ class Block(nn.Module):
         with argument_path("feed_forward_residual"):
             self.feed_forward_residual = feed_forward_residual(**layer)
         self.dropout = make_dropout(dropout)
+        self.attention_convolution = ShortConvolution(d_model) if attention_convolution else None
+        self.feed_forward_convolution = ShortConvolution(d_model) if feed_forward_convolution else None
 
     def forward(
         self,
@@ -146,7 +153,7 @@ class Block(nn.Module):
 
         def attend(x: Stream) -> Stream:
             nonlocal following
-            output, following = self.attend(x, mask, cache, side)
+            output, following = self.attend(self.convolved("attention", x, mask, cache), mask, cache, side)
             return output
 
         x = self.residual_mid_hook(self.sublayer(x, attend, "attention", side))
@@ -156,7 +163,7 @@ class Block(nn.Module):
             cached = {} if context.cache is None else {"cache": context.cache}
             across = partial(self.cross_attention, context=context.vectors, context_mask=context.mask, **cached)
             x = self.residual_cross_mid_hook(self.sublayer(x, across, "cross_attention", side))
-        x = self.sublayer(x, self.feed_forward, "feed_forward", side)
+        x = self.sublayer(x, partial(self.transform, mask=mask, cache=cache), "feed_forward", side)
         return x if following is None else (x, following)
 
     def attend(
@@ -168,6 +175,17 @@ class Block(nn.Module):
             return self.attention(x, mask, **options), side
         output, values = self.attention(x, mask, **options, side=side)
         return output, side if side.first_values is not None else side._replace(first_values=values)
+
+    def convolved(self, sublayer: str, x: Stream, mask: AttentionMask, cache: LayerCache | None = None) -> Stream:
+        """The input of the attention or of the feed-forward network, given its norm: the same, or a convolution."""
+        convolution: nn.Module | None = getattr(self, name := f"{sublayer}_convolution")
+        return convolution(x, mask, cache and cache.part(name)) if convolution else x
+
+    def transform(self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None) -> Stream:
+        """The output of the feed-forward network, of any module that takes x, given its norm."""
+        x = self.convolved("feed_forward", x, mask, cache)
+        reads = getattr(self.feed_forward, "reads_earlier_tokens", False)
+        return self.feed_forward(x, *([mask, cache and cache.part("feed_forward")] if reads else []))
 
     def add(self, sublayer: str, x: Stream, update: Tensor, side: SideInputs | None) -> Stream:
         """The residual stream after the output of a sublayer is added."""
@@ -254,8 +272,8 @@ class ParallelBlock(Block):
     ) -> Stream | tuple[Stream, SideInputs]:
         """The residual stream after this layer, see `Block`."""
         normed = self.norms("attention").input(x)
-        attended, following = self.attend(normed, mask, cache, side)
+        attended, following = self.attend(self.convolved("attention", normed, mask, cache), mask, cache, side)
         mid = self.residual_mid_hook(self.add("attention", x, self.dropout(attended), side))
         read = normed if self.shared_norm else self.norms("feed_forward").input(x)
-        x = self.add("feed_forward", mid, self.dropout(self.feed_forward(read)), side)
+        x = self.add("feed_forward", mid, self.dropout(self.transform(read, mask, cache)), side)
         return x if following is None else (x, following)

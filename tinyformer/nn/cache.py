@@ -57,6 +57,13 @@ class LayerCache:
         self.length += new[0].shape[-2]
         return self._append(new) if window is None else self._slide(new, window)
 
+    def with_earlier(self, new: Tensor, number: int) -> Tensor:
+        """The last `number` tokens before new tokens, and the new tokens; the cache keeps the last `number` of them."""
+        seen = torch.cat([*self.tensors, new], dim=-2)
+        self._memory, self.length = (seen[..., -number:, :].clone(),), self.length + new.shape[-2]
+        self.num_held = self._memory[0].shape[-2]
+        return seen
+
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
         """The cached tensors, () at first; an `ArgumentError` is raised if they are of a context of another shape."""
         for tensor in self.tensors:

@@ -220,6 +220,8 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     _keep(layer.q_proj, 0, left, num_heads)
     _keep(layer.k_proj, 0, kv_left, layer.num_kv_heads)
     _keep(layer.v_proj, 0, kv_left, layer.num_kv_heads)
+    for name, of_tokens in layer.sums.items():
+        _keep(of_tokens, 0, *((left, num_heads) if name == "q" else (kv_left, layer.num_kv_heads)))
     _keep(layer.o_proj, 1, left, num_heads)
     if layer.output_gate is not None:
         _keep(layer.output_gate.proj, 0, left, num_heads)
@@ -234,14 +236,15 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
 
 
-def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:
+def _keep(module: nn.Module, dim: int, indices: Sequence[int], num_heads: int) -> None:
     """Keep only the output features (dim 0) or the input features (dim 1) of the heads at `indices`."""
-    for name, parameter in linear.named_parameters():
+    for name, parameter in module.named_parameters():
         if parameter.ndim > dim:  # a bias has output features only
             index = torch.tensor(indices, device=parameter.device)
             parts = parameter.unflatten(dim, (num_heads, -1)).index_select(dim, index)
-            setattr(linear, name, _like(parameter, parts.flatten(dim, dim + 1)))
-    linear.out_features, linear.in_features = linear.weight.shape
+            setattr(module, name, _like(parameter, parts.flatten(dim, dim + 1)))
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
 
 
 def _like(old: Tensor, values: Tensor) -> nn.Parameter:

@@ -14,7 +14,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
 from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.projections import biases, make_qk_norm
+from tinyformer.nn.projections import by_letter, make_qk_norm
 from tinyformer.nn.score import Queries
 from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import AttentionOptions
@@ -46,10 +46,11 @@ class LatentAttention(BaseAttention):
         kv_rank: size of the latent of keys and values; None for 4 `head_dim`, as in the paper.
         q_rank: size of the latent of queries; None for queries projected from the token itself.
         qk_norm: the norm of queries and keys without their positional parts, see `Attention`.
-        bias: the projections with a bias, see `biases`: q is `q_proj` and `q_down_proj`, k is `k_proj` and
+        bias: the projections with a bias, see `by_letter`: q is `q_proj` and `q_down_proj`, k is `k_proj` and
             `k_rope_proj`, v is `v_proj`, o is `o_proj`. `kv_down_proj` has a bias if k and v have.
     """
 
+    has_latents = True
     reads_latents = True  # False: keys and values are always computed, so that they can be captured
 
     def __init__(
@@ -85,7 +86,7 @@ class LatentAttention(BaseAttention):
             raise ArgumentError("exclusive", True, reason, {"exclusive": False})
         self.content_dim = head_dim
         self.kv_rank, self.q_rank = kv_rank or 4 * head_dim, q_rank
-        q, k, v, o = biases(bias).values()
+        q, k, v, o = by_letter("bias", bias, "qkvo").values()
         self.q_down_proj = nn.Linear(d_model, q_rank, bias=q) if q_rank else nn.Identity()
         self.q_latent_norm = RMSNorm(q_rank) if q_rank else nn.Identity()
         self.q_proj = nn.Linear(q_rank or d_model, num_heads * self.head_dim, bias=q)

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.shift import ShortConvolution
 
 Stream: TypeAlias = Float[Tensor, "batch seq d_model"]
 """The residual stream: one vector for each token."""
@@ -79,18 +82,28 @@ class FeedForward(nn.Module):
     Args:
         d_ff: width of the hidden layer; 4 d_model by default.
         activation: a name in `ACTIVATIONS`.
+        convolution: whether up(x) has a `ShortConvolution`.
     """
 
-    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        activation: str = "gelu",
+        bias: bool = False,
+        convolution: bool = False,
+    ) -> None:
         super().__init__()
         require_at_least(1, {"d_model": 128, "d_ff": 4 * d_model}, d_model=d_model, d_ff=d_ff)
         d_ff = d_ff or 4 * d_model
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = find_activation(activation)
+        self.reads_earlier_tokens, self.convolution = convolution, ShortConvolution(d_ff) if convolution else None
 
-    def forward(self, x: Stream) -> Stream:
-        return self.down_proj(self.activation(self.up_proj(x)))
+    def forward(self, x: Stream, mask: AttentionMask | None = None, cache: LayerCache | None = None) -> Stream:
+        up = self.up_proj(x)
+        return self.down_proj(self.activation(self.convolution(up, mask, cache) if self.convolution else up))
 
 
 class GatedFeedForward(nn.Module):
@@ -100,9 +113,17 @@ class GatedFeedForward(nn.Module):
         d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
             matrices have as many parameters as the two matrices of `FeedForward`.
         activation: a name in `ACTIVATIONS`.
+        convolution: whether gate(x) and up(x) have a `ShortConvolution`.
     """
 
-    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        activation: str = "silu",
+        bias: bool = False,
+        convolution: bool = False,
+    ) -> None:
         super().__init__()
         default = -(-8 * d_model // 24) * 8
         require_at_least(1, {"d_model": 128, "d_ff": default}, d_model=d_model, d_ff=d_ff)
@@ -111,9 +132,13 @@ class GatedFeedForward(nn.Module):
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = find_activation(activation)
+        self.reads_earlier_tokens, self.convolution = convolution, ShortConvolution(2 * d_ff) if convolution else None
 
-    def forward(self, x: Stream) -> Stream:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Stream, mask: AttentionMask | None = None, cache: LayerCache | None = None) -> Stream:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.convolution:
+            gate, up = self.convolution(torch.cat([gate, up], dim=-1), mask, cache).chunk(2, dim=-1)
+        return self.down_proj(self.activation(gate) * up)
 
 
 class Residual(nn.Module):

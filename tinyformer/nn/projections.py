@@ -9,15 +9,16 @@ from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn.layers import RMSNorm
 
 
-def biases(bias: bool | str) -> dict[str, bool]:
-    """For each of the projections q, k, v and o, True if it has a bias: all, none, or those whose letters are given.
+def by_letter(argument: str, value: bool | str, known: str) -> dict[str, bool]:
+    """For each of the `known` projections, True if it has a bias or a convolution: all, none, or the given letters.
 
-    "qkv" are the biases of Qwen 2 (Yang et al. 2024, arXiv 2407.10671), "o" those of GPT-Neo (Black et al. 2021).
+    Qwen 2 (Yang et al. 2024, arXiv 2407.10671) has biases "qkv", GPT-Neo (Black et al. 2021) "o".
     """
-    letters = bias if isinstance(bias, str) else "qkvo" * bias
-    if not set(letters) <= set("qkvo"):
-        raise ArgumentError("bias", bias, "must be true, false, or some of the letters q, k, v and o", {"bias": "qkv"})
-    return {letter: letter in letters for letter in "qkvo"}
+    letters = value if isinstance(value, str) else known * value
+    if not set(letters) <= set(known):
+        reason = f"must be true, false, or some of the letters {', '.join(known[:-1])} and {known[-1]}"
+        raise ArgumentError(argument, value, reason, {argument: "qkv"})
+    return {letter: letter in letters for letter in known}
 
 
 class ProjectionNorm(RMSNorm):

@@ -14,8 +14,10 @@ from tinyformer.nn.kernels.choose import BACKENDS, Backend, KernelRequirements
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.pattern import of_layer
 from tinyformer.nn.position import RelativePosition
+from tinyformer.nn.projections import by_letter
 from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, SSMax, make_score
 from tinyformer.nn.score import softcap as softcap_mod
+from tinyformer.nn.shift import ProjectionSums, ShiftedKeys, ShortConvolution
 from tinyformer.nn.side_inputs import SideInputs, ValueEmbedding, ValueResidual, Values
 
 PLANNED_SEQS = (8, 256)
@@ -43,6 +45,9 @@ class AttentionOptions(TypedDict, total=False):
             argument. It acts in self-attention only, since positions in two sequences have no distance.
         gate: whether each token gates each head's output, see `OutputGate`; "elementwise" for a gate of each element.
         exclusive: whether each head's output loses its part along the token's own value, see `without_own_value`.
+        convolution: the letters of the projections q, k and v that have a `ShortConvolution`; True for all three.
+        shifted_keys: whether keys are mixed with the previous token's, see `ShiftedKeys`. Convolution and shift come
+            before `qk_norm`, so that mixed keys keep their size, and before rotation.
         value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
             see `ValueResidual`; None for none.
         value_embedding: whether values depend on the token id, too, in self-attention, see `ValueEmbedding`. A list is
@@ -66,6 +71,8 @@ class AttentionOptions(TypedDict, total=False):
     position: Callable[..., RelativePosition] | None
     gate: bool | str
     exclusive: bool
+    convolution: bool | str
+    shifted_keys: bool
     value_residual: float | None
     value_embedding: bool | Sequence[bool]
     vocab_size: int | None
@@ -91,6 +98,7 @@ class SoftmaxAttention(nn.Module):
 
     num_softmaxes: int = 1
     """Number of softmaxes of each head."""
+    has_latents = False  # whether the cache holds latents in place of keys and values
 
     sink: Tensor | None
 
@@ -115,6 +123,8 @@ class SoftmaxAttention(nn.Module):
         position: Callable[..., RelativePosition] | None = None,
         gate: bool | str = False,
         exclusive: bool = False,
+        convolution: bool | str = False,
+        shifted_keys: bool = False,
         value_residual: float | None = None,
         value_embedding: bool | Sequence[bool] = False,
         vocab_size: int | None = None,
@@ -165,6 +175,7 @@ class SoftmaxAttention(nn.Module):
         if exclusive and kind == "cross":
             reason = "removes the value of the query's own token; in cross-attention, queries have no values"
             raise ArgumentError("exclusive", True, reason, {"exclusive": False})
+        self._add_sums(convolution, shifted_keys, kind)
         require_choice("gate", gate, (False, True, "elementwise"))
         width = self.v_head_dim if gate == "elementwise" else 1
         self.output_gate = OutputGate(d_model, num_heads, width) if gate else None
@@ -188,6 +199,19 @@ class SoftmaxAttention(nn.Module):
     def reads_side_inputs(self) -> bool:
         """True if the values of the layer, or of later layers, depend on `SideInputs`."""
         return self.gives_first_values or self.value_embedding is not None
+
+    def _add_sums(self, convolution: bool | str, shifted_keys: bool, kind: str | None) -> None:
+        """Create the convolutions and the shift of projections, or raise an `ArgumentError` if there can be none."""
+        (q, k), key_dim = (self.num_heads, self.num_kv_heads), self.num_softmaxes * self.head_dim
+        widths = {"q": q * key_dim, "k": k * key_dim, "v": k * self.v_head_dim}
+        chosen = by_letter("convolution", convolution, "qkv")
+        self.sums = ProjectionSums({of: ShortConvolution(width) for of, width in widths.items() if chosen[of]})
+        if shifted_keys:
+            self.sums["shifted_keys"] = ShiftedKeys(k, key_dim)
+        if self.sums and (kind == "cross" or self.has_latents):
+            name = "shifted_keys" if shifted_keys else "convolution"
+            reason = "mixes keys or values of earlier tokens, which neither cross-attention nor latent attention can do"
+            raise ArgumentError(name, True, reason, {name: False})
 
     def mix_values(self, v: Values, side: SideInputs | None) -> Values:
         """The values of new tokens, mixed with the first layer's values and the token embeddings of values."""

@@ -16,7 +16,7 @@ from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.analysis.texts.relation_lines import NUM_RESAMPLES
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses
-from tinyformer.nn import ParallelBlock, PreNormBlock, Residual
+from tinyformer.nn import AttentionMask, ParallelBlock, PreNormBlock, Residual
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.layers import Stream
 from tinyformer.report.charts import head_graph, lines
@@ -80,8 +80,8 @@ class EdgeGraph:
             if not isinstance(block, ParallelBlock):  # in it, the network reads what the heads read
                 self.nodes |= heads
                 stream = f"{at}.residual_mid"
-            network, norm = f"{title} feed-forward", block.norms("feed_forward").input
-            self._read(f"{at}.feed_forward.input", "", {network: [first + len(ids)]}, stream, norm)
+            network, read = f"{title} feed-forward", partial(_input, block, "feed_forward")
+            self._read(f"{at}.feed_forward.input", "", {network: [first + len(ids)]}, stream, read)
             self.nodes |= heads | {network: (network, None)}
             self.factors[f"{at}.attention.added_by_head"] = block.attention_residual.branch
             self.factors[f"{at}.feed_forward.output"] = block.feed_forward_residual.branch
@@ -182,9 +182,14 @@ def _require_readable(block: Any) -> None:
         raise ArgumentError("gate", True, reason, {"gate": False})
 
 
+def _input(block: Any, sublayer: str, x: Stream) -> Stream:
+    """The input of a sublayer: its norm of x, and the convolution of the norm if there is one."""
+    return block.convolved(sublayer, block.norms(sublayer).input(x), AttentionMask())
+
+
 def _project(block: Any, part: str, vectors: Vectors) -> Float[Tensor, "batch heads seq dim"]:
     """The queries ("q"), keys ("k") or values ("v") of heads; `vectors` has a separate input for each head."""
-    qkv = block.attention.project(block.attention_norm(vectors.flatten(0, 1)))
+    qkv = block.attention.project(_input(block, "attention", vectors.flatten(0, 1)))
     of_all = getattr(qkv, part).unflatten(0, vectors.shape[:2]).unflatten(2, (len(vectors), -1))
     return of_all.diagonal(dim1=0, dim2=2).movedim(-1, 1).flatten(1, 2)
 

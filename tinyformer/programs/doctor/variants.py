@@ -68,6 +68,8 @@ VARIANTS = {
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
         Variant("elementwise", options={"gate": "elementwise"}, overrides=("attention.gate=elementwise",)),
         Variant("exclusive", options={"exclusive": True}, overrides=("attention.exclusive=true",)),
+        Variant("convolution", options={"convolution": "qkv"}, overrides=("attention.convolution=qkv",)),
+        Variant("shifted_keys", options={"shifted_keys": True}, overrides=("attention.shifted_keys=true",)),
         Variant("qk_norm", options={"qk_norm": True}, overrides=("attention.qk_norm=true",)),
         Variant("projection_norm", options={"qk_norm": "projection"}, overrides=("attention.qk_norm=projection",)),
         Variant("bias", options={"bias": "qkv"}, overrides=("attention.bias=qkv",)),

@@ -1,0 +1,85 @@
+"""Sums over a token and the few tokens before it: short convolutions, and keys mixed with the previous key."""
+
+from abc import abstractmethod
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.mask import AttentionMask
+
+Vectors: TypeAlias = Float[Tensor, "batch seq width"]
+"""A vector for each token."""
+
+
+def before(x: Vectors, steps: int, documents: Int[Tensor, "#batch k_seq"] | None = None) -> Vectors:
+    """The vector of the token `steps` places before each token; 0 if that token is missing or of another document."""
+    seq = x.shape[1]
+    moved = F.pad(x, (0, 0, steps, 0))[:, :seq]
+    if documents is None:
+        return moved
+    own = documents[:, documents.shape[1] - seq :]
+    return moved.where((own == F.pad(own, (steps, 0))[:, :seq]).unsqueeze(-1), 0.0)
+
+
+class CausalSum(nn.Module):
+    """Base class of y_j = Σ_t w_t ⊙ x_{j-t}, a sum over token j and the tokens just before it in its document.
+
+    No token reads a later token, also in models that see both directions. The cache holds the inputs that the next
+    token reads.
+    """
+
+    @abstractmethod
+    def weights(self) -> Float[Tensor, "steps width"]:
+        """The weights w, of which w_0 belongs to the token itself."""
+
+    def forward(self, x: Vectors, mask: AttentionMask | None = None, cache: LayerCache | None = None) -> Vectors:
+        """The sum at each token, computed in the higher precision of inputs and weights."""
+        weights, documents = self.weights(), None if mask is None else mask.documents
+        seen = x if cache is None else cache.with_earlier(x, len(weights) - 1)
+        terms = (weight * before(seen, steps, documents) for steps, weight in enumerate(weights))
+        return sum(terms, x.new_zeros(()))[:, seen.shape[1] - x.shape[1] :].to(x.dtype)
+
+
+class ShortConvolution(CausalSum):
+    """y_j = x_j + Σ_t h_t ⊙ x_{j-t} with t from 0 to 3: a Canon layer (Allen-Zhu 2025, arXiv 2512.17351).
+
+    Each dimension has its own filter h, which starts at 0: the identity.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        # Laid out as in torch.nn.Conv1d, with the token itself last. Optimizers treat only two axes as a matrix.
+        self.filters = nn.Parameter(torch.zeros(width, 1, 4))
+
+    def weights(self) -> Float[Tensor, "steps width"]:
+        own, *others = self.filters[:, 0].flip(1).T
+        return torch.stack([1 + own, *others])
+
+
+class ShiftedKeys(CausalSum):
+    """k'_j = σ(a) k_j + (1 - σ(a)) k_{j-1}, with an a for each K/V head (Olsson et al. 2022, arXiv 2209.11895).
+
+    a starts at 0, where both keys have the factor 1/2; no finite a is the identity.
+    """
+
+    def __init__(self, num_kv_heads: int, key_dim: int) -> None:
+        super().__init__()
+        self.a, self.key_dim = nn.Parameter(torch.zeros(num_kv_heads)), key_dim
+
+    def weights(self) -> Float[Tensor, "steps width"]:
+        share = torch.sigmoid(self.a).repeat_interleave(self.key_dim)
+        return torch.stack([share, 1 - share])
+
+
+class ProjectionSums(nn.ModuleDict):
+    """The `ShortConvolution` of the projections q, k and v by letter, and `ShiftedKeys` as "shifted_keys"."""
+
+    def forward(self, letter: str, x: Vectors, mask: AttentionMask | None, cache: LayerCache | None) -> Vectors:
+        """One of the projections, mixed with the same projection of earlier tokens."""
+        for name in (letter, "shifted_keys") if letter == "k" else (letter,):
+            x = self[name](x, mask, cache and cache.part(name)) if name in self else x
+        return x
