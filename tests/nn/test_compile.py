@@ -17,7 +17,7 @@ NETWORK = """
     from torch._dynamo.utils import counters
 
     from tinyformer.nn import vocabulary_cross_entropy
-    from nn.variants import NAMES, able, factory, mask_of, network
+    from nn.variants import CONVOLVED, NAMES, able, factory, mask_of, network
 
     def compare(models, *arguments, **options):
         losses = [each(*arguments, **options) for each in models]
@@ -29,7 +29,8 @@ NETWORK = """
     for name in NAMES:
         for backend in ("eager", *(backend for backend in ("sdpa", "flash") if backend in able(name))):
             for mask in ("causal", "causal+documents"):
-                models = [network(partial(factory(name), backend=backend)).train() for _ in range(2)]
+                places = CONVOLVED if name == "convolution" else {}
+                models = [network(partial(factory(name), backend=backend), **places).train() for _ in range(2)]
                 models[0].encoder.checkpoint_activations = name == "gqa"
                 models[0].compile(backend="aot_eager", fullgraph=True)  # a break in the graph is an error
                 for seq in (11, 9, 6) if mask == "causal" else (11,):

@@ -12,6 +12,7 @@ from tinyformer.nn.heads import without_own_value
 
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
 POSITIONED = {"rotary", "rotary_scaled", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"}
+POSITIONED |= {"convolution", "shifted_keys"}
 """Parts of a variant's name by which it depends on the order of the tokens without a mask."""
 
 

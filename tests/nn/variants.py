@@ -25,6 +25,7 @@ from tinyformer.nn import (
     TokenReadout,
     Transformer,
 )
+from tinyformer.nn.shift import CausalSum
 from tinyformer.programs.doctor.exactness import factory_of
 from tinyformer.programs.doctor.variants import VARIANTS, Variant
 
@@ -53,9 +54,14 @@ NAMES = (
     *("differential+general", "differential+softcap", "differential+local_gaussian"),
     *("gqa+v_head_dim+rotary+sink+gate", "mqa+v_head_dim+alibi", "mla+v_head_dim+rotary", "differential+v_head_dim"),
     *("gqa+rotary+projection_norm+bias", "mla+rotary+projection_norm+bias", "gqa+differential+projection_norm+bias"),
+    *("gqa+shifted_keys+convolution+rotary+qk_norm", "gqa+differential+shifted_keys+convolution+v_head_dim"),
     *("gqa+general+rotary+qk_norm", "mla+general+rotary+qk_norm", "differential+general+rotary"),
 )
 """Variants and combinations, for which every law of attention is tested."""
+
+PLACES = {"attention_convolution": True, "feed_forward_convolution": True}
+CONVOLVED = {"kind": partial(PreNormBlock, **PLACES), "feed_forward": partial(FeedForward, convolution=True)}
+"""The arguments of `network` with short convolutions in all places but attention."""
 
 SMALL = {
     "mla": {"kv_rank": 12},
@@ -110,19 +116,23 @@ def prepared(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
                 part.weight.add_(0.2 * torch.randn_like(part.weight))
             if isinstance(part, BaseAttention) and part.sink is not None:
                 part.sink.normal_()
+            if isinstance(part, CausalSum):
+                for weight in part.parameters():
+                    weight.normal_(std=0.5)
     return module
 
 
 def network(
     attention: Callable[..., nn.Module],
     absolute: Callable[..., nn.Module] | None = None,
-    kind: type[nn.Module] = PreNormBlock,
+    kind: Callable[..., nn.Module] = PreNormBlock,
+    feed_forward: Callable[..., nn.Module] = FeedForward,
     **options: object,
 ) -> Transformer:
     """A language model with two layers of an attention, with weights large enough to tell heads and positions apart."""
 
     def factory() -> Transformer:
-        block = partial(kind, D_MODEL, attention, partial(FeedForward, D_MODEL), LayerNorm)
+        block = partial(kind, D_MODEL, attention, partial(feed_forward, D_MODEL), LayerNorm)
         encoder = Encoder(50, 2, D_MODEL, 16, block, LayerNorm, absolute)
         return Transformer(encoder, partial(TokenReadout, tied=False), init_std=0.3, **options)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.text import Annotation
 from nn.model_cases import BLOCKS, make_transformer
-from nn.variants import factory, network
+from nn.variants import CONVOLVED, factory, network
 
 from analysis.contexts import (
     CAPPED,
@@ -34,6 +34,7 @@ NETWORKS = {
     "mla": lambda: network(factory("mla+rotary+qk_norm")),
     "projection_norm": partial(loud_transformer, bias="qkv", qk_norm="projection", readout=CAPPED, **ROTARY),
     "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
+    "convolutions": lambda: network(factory("gqa+shifted_keys+convolution+rotary"), **CONVOLVED),
 }
 
 
@@ -64,7 +65,8 @@ def by_hand(graph, receiver, shift, x):
     same = [each for each in graph.receivers if each.input == part and each.name[:7] == name[:7]]
     for index, block in enumerate(network.encoder.layers):
         attention, is_here = block.attention, name.startswith(f"layer {index}")
-        qkv, moved = (attention.project(block.attention_norm(each)) for each in (x, x + shift))
+        normed = (block.convolved("attention", block.attention_norm(each), CAUSAL) for each in (x, x + shift))
+        qkv, moved = map(attention.project, normed)
         if is_here and part:
             own, other = (getattr(each, part[0]).unflatten(1, (len(same), -1)) for each in (qkv, moved))
             is_head = (torch.arange(len(same)) == same.index(receiver))[:, None, None, None]
@@ -73,7 +75,7 @@ def by_hand(graph, receiver, shift, x):
         mid = block.attention_residual(x, attention.o_proj(heads.transpose(1, 2).flatten(-2)))
         read = x if isinstance(block, ParallelBlock) else mid
         normed = block.norms("feed_forward").input(read + shift if is_here and not part else read)
-        x = block.feed_forward_residual(mid, block.feed_forward(normed))
+        x = block.feed_forward_residual(mid, block.transform(normed, CAUSAL))
     return network.readout(network.encoder.final_norm(x + shift if name == "logits" else x))
 
 
