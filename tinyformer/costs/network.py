@@ -86,7 +86,7 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     # Cross-attention caches the whole source, whatever its window.
     windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
     kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
-    kept += sum_elements([stacks[-1]], slice(1, seq_len + 1))
+    kept += sum(part.width * min(part.reach, seq_len) for part in causal_sums([stacks[-1]]))
     return Costs(
         vocab_size=network.vocab_size,
         seq_len=seq_len,
@@ -140,8 +140,8 @@ def flops_per_token(network: Network) -> dict[str, int]:
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
-    within = sum_elements(feed_forwards(network))
-    mixing += sum(mixer.multiply_adds for mixer in mixers) + sum_elements([network]) - within
+    within = sum_multiply_adds(feed_forwards(network))
+    mixing += sum(mixer.multiply_adds for mixer in mixers) + sum_multiply_adds([network]) - within
     return {
         "attention_projections": 2 * projection_weights([*attentions, *mixers]),
         "attention_scores_and_values": 2 * mixing,
@@ -197,7 +197,7 @@ def multiply_adds(network: Network) -> Counter[str]:
         for layer in cast(Iterable[Any], stack.layers):
             inner = attentions_in(layer.attention)
             own = projection_weights([layer.attention, layer.feed_forward]) + sum(map(query_multiply_adds, inner))
-            own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention)) + sum_elements([layer])
+            own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention)) + sum_multiply_adds([layer])
             counts.update({f"{prefix}tokens": own, f"{prefix}pairs": sum(map(pair_multiply_adds, inner))})
             if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user-defined block may lack it
                 # Keys and values are projected from the source, queries from the target and outputs to it.
@@ -262,10 +262,14 @@ def query_multiply_adds(layer: BaseAttention) -> int:
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
 
 
-def sum_elements(modules: Iterable[nn.Module], steps: slice = slice(None)) -> int:
-    """The number of weights of each `CausalSum` in several modules: its multiply-adds; from step 1 on, its cache."""
-    parts = (part for module in modules for part in module.modules() if isinstance(part, CausalSum))
-    return sum(part.weights()[steps].numel() for part in parts)
+def causal_sums(modules: Iterable[nn.Module]) -> list[CausalSum]:
+    """The short convolutions and shifted keys within several modules."""
+    return [part for module in modules for part in module.modules() if isinstance(part, CausalSum)]
+
+
+def sum_multiply_adds(modules: Iterable[nn.Module]) -> int:
+    """Multiply-adds of the short convolutions and shifted keys within several modules, for each token."""
+    return sum(part.width * (part.reach + 1) for part in causal_sums(modules))
 
 
 def head_multiply_adds(part: nn.Module | None) -> int:

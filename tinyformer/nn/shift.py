@@ -26,11 +26,18 @@ def before(x: Vectors, steps: int, documents: Int[Tensor, "#batch k_seq"] | None
 
 
 class CausalSum(nn.Module):
-    """Base class of y_j = Σ_t w_t ⊙ x_{j-t}, a sum over token j and the tokens just before it in its document.
+    """Base class of y_j = Σ_t w_t ⊙ x_{j-t}, a sum over token j and the `reach` tokens before it in its document.
 
-    No token reads a later token, also in models that see both directions. The cache holds the inputs that the next
-    token reads.
+    No token reads a later token, also in models that see both directions. The cache holds the last `reach` inputs.
     """
+
+    reach: int
+    dims = 1  # number of dimensions of x that have the same weights
+
+    @property
+    def width(self) -> int:
+        """Number of dimensions of x."""
+        return len(next(self.parameters())) * self.dims
 
     @abstractmethod
     def weights(self) -> Float[Tensor, "steps width"]:
@@ -38,9 +45,9 @@ class CausalSum(nn.Module):
 
     def forward(self, x: Vectors, mask: AttentionMask | None = None, cache: LayerCache | None = None) -> Vectors:
         """The sum at each token, computed in the higher precision of inputs and weights."""
-        weights, documents = self.weights(), None if mask is None else mask.documents
-        seen = x if cache is None else cache.with_earlier(x, len(weights) - 1)
-        terms = (weight * before(seen, steps, documents) for steps, weight in enumerate(weights))
+        documents = None if mask is None else mask.documents
+        seen = x if cache is None else cache.with_earlier(x, self.reach)
+        terms = (weight * before(seen, steps, documents) for steps, weight in enumerate(self.weights()))
         return sum(terms, x.new_zeros(()))[:, seen.shape[1] - x.shape[1] :].to(x.dtype)
 
 
@@ -50,10 +57,12 @@ class ShortConvolution(CausalSum):
     Each dimension has its own filter h, which starts at 0: the identity.
     """
 
+    reach = 3
+
     def __init__(self, width: int) -> None:
         super().__init__()
         # Laid out as in torch.nn.Conv1d, with the token itself last. Optimizers treat only two axes as a matrix.
-        self.filters = nn.Parameter(torch.zeros(width, 1, 4))
+        self.filters = nn.Parameter(torch.zeros(width, 1, self.reach + 1))
 
     def weights(self) -> Float[Tensor, "steps width"]:
         own, *others = self.filters[:, 0].flip(1).T
@@ -66,12 +75,14 @@ class ShiftedKeys(CausalSum):
     a starts at 0, where both keys have the factor 1/2; no finite a is the identity.
     """
 
+    reach = 1
+
     def __init__(self, num_kv_heads: int, key_dim: int) -> None:
         super().__init__()
-        self.a, self.key_dim = nn.Parameter(torch.zeros(num_kv_heads)), key_dim
+        self.a, self.dims = nn.Parameter(torch.zeros(num_kv_heads)), key_dim
 
     def weights(self) -> Float[Tensor, "steps width"]:
-        share = torch.sigmoid(self.a).repeat_interleave(self.key_dim)
+        share = torch.sigmoid(self.a).repeat_interleave(self.dims)
         return torch.stack([share, 1 - share])
 
 
