@@ -119,7 +119,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(attention, bias="qvx"), "bias='qvx': must be true, false, or some of the letters q, k, v and o; bias="),
     (partial(attention, convolution="o"), "convolution='o': must be true, false, or some of the letters q, k and v; c"),
     (partial(attention, shifted_keys=True, kind="cross"), "shifted_keys=True: mixes keys or values of earlier tokens,"),
-    (partial(mla, convolution="qk"), "convolution=True: mixes keys or values of earlier tokens, which neither cross-"),
+    (partial(mla, convolution="qk"), "convolution='qk': mixes keys or values of earlier tokens, which neither cross-"),
     (partial(attention, qk_norm="head"), "qk_norm='head': must be one of False, True, projection."),
     (partial(TokenReadout, EMBEDDING, softcap=0.0), "softcap=0.0: must be above 0; softcap=30.0 works."),
     (partial(encoder, position=WAVES, scaled_embedding=True), "scaled_embedding=True: multiplies embeddings twice: "),

@@ -209,9 +209,9 @@ class SoftmaxAttention(nn.Module):
         if shifted_keys:
             self.sums["shifted_keys"] = ShiftedKeys(k, key_dim)
         if self.sums and (kind == "cross" or self.has_latents):
-            name = "shifted_keys" if shifted_keys else "convolution"
+            name, value = ("shifted_keys", True) if shifted_keys else ("convolution", convolution)
             reason = "mixes keys or values of earlier tokens, which neither cross-attention nor latent attention can do"
-            raise ArgumentError(name, True, reason, {name: False})
+            raise ArgumentError(name, value, reason, {name: False})
 
     def mix_values(self, v: Values, side: SideInputs | None) -> Values:
         """The values of new tokens, mixed with the first layer's values and the token embeddings of values."""
