@@ -56,6 +56,7 @@ TITLES = {
     "output gate, elementwise": "elementwise",
     "softmax1": "softmax1",
     "SSMax": "ssmax",
+    "forgetting": "forget",
     "QK-norm over the projection": "projection_norm",
     "dropout 0.1": "dropout",
 }

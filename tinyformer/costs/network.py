@@ -82,11 +82,11 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
         for layer in cached
     )
-    elements = [cache_elements(layer) for layer in cached]
+    sizes = [BYTES[cache_dtype] * cache_elements(layer) + decay_bytes(layer) for layer in cached]
     # Cross-attention caches the whole source, whatever its window.
     windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
-    kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
-    kept += sum(part.width * min(part.reach, seq_len) for part in causal_sums([stacks[-1]]))
+    kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(sizes, windows, strict=True))
+    kept += sum(BYTES[cache_dtype] * part.width * min(part.reach, seq_len) for part in causal_sums([stacks[-1]]))
     return Costs(
         vocab_size=network.vocab_size,
         seq_len=seq_len,
@@ -101,9 +101,9 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         flops_per_token_by_part=by_part,
         attended_flops_per_token=forward - hidden_flops_per_token(network),
         cache_dtype=cache_dtype,
-        cache_bytes_per_token=BYTES[cache_dtype] * sum(elements),
-        cache_bytes=BYTES[cache_dtype] * kept,
-        cache_reduction=multi_head / sum(elements),
+        cache_bytes_per_token=sum(sizes),
+        cache_bytes=kept,
+        cache_reduction=BYTES[cache_dtype] * multi_head / sum(sizes),
     )
 
 
@@ -243,6 +243,11 @@ def cache_elements(layer: BaseAttention | TokenMixer) -> int:
     if isinstance(layer, LatentAttention):
         return layer.kv_rank + layer.position_dim
     return layer.num_kv_heads * head_cache_elements(layer)
+
+
+def decay_bytes(layer: BaseAttention | TokenMixer) -> int:
+    """Bytes of a layer's cache per token that are in fp32 with every dtype: the sums of a forget gate."""
+    return BYTES["fp32"] * layer.num_heads if getattr(layer, "forget", None) is not None else 0
 
 
 def head_cache_elements(layer: BaseAttention) -> int:

@@ -115,6 +115,9 @@ class BaseAttention(SoftmaxAttention):
         mask = mask.without_first(num_behind)
         if self.ssmax is not None:
             qkv = qkv._replace(q=self.ssmax(qkv.q, mask.num_visible(x.shape[1], qkv.k.shape[2], x.device)))
+        if self.forget is not None:
+            self.forget.require_causal(mask.causal)
+            mask = replace(mask, log_decay=self.forget(x, cache, self.window))
         return AttentionInputs(qkv, mask, is_cross, num_behind)
 
     @abstractmethod
@@ -169,7 +172,8 @@ class BaseAttention(SoftmaxAttention):
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
         """The attention weights of a call with `scores` in place of its own; the mask or a score of -∞ hides a key."""
         (q, k, _), mask = call.qkv, call.mask
-        scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
+        own = self.scoring(q, k.shape[2], mask, call.is_cross)
+        scoring = replace(own, compare=lambda q, k: scores, mods=(), log_decay=None)
         allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)
         visible = AttentionMask(allowed=allowed if dense is None else allowed & dense)
         return attention_maps(q, k, visible, scoring).weights

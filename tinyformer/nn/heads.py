@@ -225,6 +225,8 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     _keep(layer.o_proj, 1, left, num_heads)
     if layer.output_gate is not None:
         _keep(layer.output_gate.proj, 0, left, num_heads)
+    if layer.forget is not None:
+        _keep(layer.forget.proj, 0, left, num_heads)
     for module in (layer, layer.score, layer.gaussian, layer.ssmax):
         for name, parameter in module.named_parameters(recurse=False) if module is not None else ():
             if parameter.ndim and len(parameter) == num_heads:  # all heads share other parameters

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int, Int32
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError
@@ -68,6 +68,8 @@ class AttentionMask:
         allowed: a mask of any pattern, True where a query may attend. Its shape is `q_seq k_seq`, `batch q_seq k_seq`
             or `batch num_heads q_seq k_seq`; axes of size 1 are broadcast, and missing axes are added. In decoding,
             q_seq counts the queries of the call, and k_seq includes the cached keys.
+        log_decay: c, by which a key fades for later queries: c_i - c_j is added to the score of query i and key j. An
+            attention layer with a `ForgetGate` sets it.
     """
 
     causal: bool = False
@@ -76,6 +78,7 @@ class AttentionMask:
     window: int | None = None
     document_starts: Int32[Tensor, " starts"] | None = None
     allowed: Bool[Tensor, "#q_seq #k_seq"] | Bool[Tensor, "#batch *#num_heads #q_seq #k_seq"] | None = None
+    log_decay: Float[Tensor, "rows heads keys"] | None = None
 
     def __post_init__(self) -> None:
         if self.allowed is None:
@@ -92,7 +95,7 @@ class AttentionMask:
 
     def to(self, device: str | torch.device) -> "AttentionMask":
         """A copy of this mask with its tensors on a device."""
-        names = ("lengths", "documents", "document_starts", "allowed")
+        names = ("lengths", "documents", "document_starts", "allowed", "log_decay")
         tensors = {name: tensor.to(device) for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **tensors)
 

@@ -326,6 +326,8 @@ class Network(nn.Module):
         layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
         for layer, own, path in layers:
             with argument_path(*path):
+                if layer.forget is not None:
+                    layer.forget.require_causal(own.causal)
                 resolve_backend(layer, device, dtype, own, self.max_seq_len, training)
 
     def num_parameters(self) -> int:
@@ -370,14 +372,16 @@ def kernel_of_layer(
     probe = copy.deepcopy(layer).to(device, dtype).train(training)
     with torch.set_grad_enabled(training):
         kernel = running_kernel(
-            lambda: BaseAttention.attend(probe, QKV(q, k, v), mask.within(layer.window), is_cross=False)
+            lambda: BaseAttention.attend(probe, QKV(q, k, v), probe.planned_mask(mask, q), is_cross=False)
         )
     return "flash" if kernel == "varlen" else kernel  # the same kernel over packed sequences
 
 
 def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True) -> Pass:
     """A function that runs a layer's heads with a backend, without projections; with `gradient`, also backwards."""
-    qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
+    qkv, mask = [x.detach().requires_grad_(gradient) for x in call.qkv], call.mask
+    if mask.log_decay is not None:
+        mask = replace(mask, log_decay=mask.log_decay.detach().requires_grad_(gradient))
     leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
     (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v
     upstream = torch.randn(batch, layer.num_heads, q_seq, v.shape[-1], device=v.device, dtype=v.dtype)
@@ -385,7 +389,7 @@ def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gr
     def run() -> None:
         layer.resolved = backend
         with torch.set_grad_enabled(gradient):
-            output = layer.attend(QKV(*qkv), call.mask, call.is_cross)
+            output = layer.attend(QKV(*qkv), mask, call.is_cross)
         if gradient:
             torch.autograd.grad(output, leaves, upstream, allow_unused=True)
 

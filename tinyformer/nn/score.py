@@ -70,6 +70,7 @@ class Scoring:
             (Agarwal et al. 2025, arXiv 2508.10925, gpt-oss).
         reweigh: computes new weights from the weights and their grid; None to keep the weights.
         mix: computes from the weights a term that is added to the weighted values; None for no term.
+        log_decay: c, for each key of each head; c_i - c_j is added to the score of query i and key j, see `ForgetGate`.
     """
 
     scale: float = 1.0
@@ -78,12 +79,21 @@ class Scoring:
     sink: Float[Tensor, " num_heads"] | None = None
     reweigh: Callable[[Tensor, Grid], Tensor] | None = None
     mix: Callable[[Tensor], Tensor] | None = None
+    log_decay: Float[Tensor, "batch num_heads k_seq"] | None = None
+
+    @property
+    def modifies(self) -> bool:
+        """True if scores are modified."""
+        return bool(self.mods) or self.log_decay is not None
 
     def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
         """The scores of all pairs of the grid after all modifications."""
         for mod in self.mods:
             scores = mod.function(scores, *grid)
-        return scores
+        if self.log_decay is None:
+            return scores
+        batch, head, q_idx, kv_idx = grid
+        return scores + (self.log_decay[batch, head, q_idx] - self.log_decay[batch, head, kv_idx])
 
     def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"]:
         """The sum of all additive modifications, in fp32 at least."""

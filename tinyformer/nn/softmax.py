@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.nn.forget import ForgetGate
 from tinyformer.nn.heads import HeadGate, HeadMap, OutputGate, ablated_in_layer
 from tinyformer.nn.kernels.choose import BACKENDS, Backend, KernelRequirements
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
@@ -44,6 +46,7 @@ class AttentionOptions(TypedDict, total=False):
         position: factory of the relative position, called with `head_dim`, and with `layer_index` if it has this
             argument. It acts in self-attention only, since positions in two sequences have no distance.
         gate: whether each token gates each head's output, see `OutputGate`; "elementwise" for a gate of each element.
+        forget: whether scores decrease with each token between key and query, by a learned gate, see `ForgetGate`.
         exclusive: whether each head's output loses its part along the token's own value, see `without_own_value`.
         convolution: the letters of the projections q, k and v that have a `ShortConvolution`; True for all three.
         shifted_keys: whether keys are mixed with the previous token's, see `ShiftedKeys`. Convolution and shift come
@@ -70,6 +73,7 @@ class AttentionOptions(TypedDict, total=False):
     backend: str
     position: Callable[..., RelativePosition] | None
     gate: bool | str
+    forget: bool
     exclusive: bool
     convolution: bool | str
     shifted_keys: bool
@@ -122,6 +126,7 @@ class SoftmaxAttention(nn.Module):
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
         gate: bool | str = False,
+        forget: bool = False,
         exclusive: bool = False,
         convolution: bool | str = False,
         shifted_keys: bool = False,
@@ -176,6 +181,7 @@ class SoftmaxAttention(nn.Module):
             reason = "removes the value of the query's own token; in cross-attention, queries have no values"
             raise ArgumentError("exclusive", True, reason, {"exclusive": False})
         self._add_sums(convolution, shifted_keys, kind)
+        self.forget = ForgetGate(d_model, num_heads, kind) if forget else None
         require_choice("gate", gate, (False, True, "elementwise"))
         width = self.v_head_dim if gate == "elementwise" else 1
         self.output_gate = OutputGate(d_model, num_heads, width) if gate else None
@@ -242,17 +248,24 @@ class SoftmaxAttention(nn.Module):
         if self.gaussian is not None:
             hide, reweigh = self.gaussian(q, k_seq, mask, is_cross)
             mods += hide
-        return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
+        return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix, mask.log_decay)
+
+    def planned_mask(self, mask: AttentionMask, q: Queries) -> AttentionMask:
+        """The mask of later calls with queries such as `q`, including the window and the decay of a forget gate."""
+        mask = mask.within(self.window)
+        if self.forget is None:
+            return mask
+        return replace(mask, log_decay=0 * self.forget.proj.bias.view(-1, 1).expand(len(q), -1, q.shape[2]))
 
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> KernelRequirements:
         """The kernel requirements of this layer's later calls; see `resolve_backend` for the arguments."""
-        weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
+        weight = next(self.parameters(), torch.empty(0))
         length = min(seq or PLANNED_SEQS[0], PLANNED_SEQS[1])
         numbers = torch.linspace(-1, 1, length * self.head_dim, device=weight.device, dtype=weight.dtype)
         q = numbers.view(length, self.head_dim).expand(1, self.num_heads, -1, -1)
-        v = q[..., :1].expand(-1, -1, -1, self.v_head_dim)
+        v, mask = q[..., :1].expand(-1, -1, -1, self.v_head_dim), self.planned_mask(mask, q)
         scoring = self.scoring(q, length, mask, is_cross=False)
         grid = Grid.of(1, self.num_heads, length, length, weight.device)
         if not all(mod.is_as_declared(grid) for mod in scoring.mods):

@@ -209,7 +209,8 @@ class LayerEvents:
             parts = zip((queries, keys), allowed.shape[2:], strict=True)
             allowed = allowed[:, :, *(part if size > 1 else slice(None) for part, size in parts)]
         documents = None if mask.documents is None else mask.documents[:, keys]
-        mask = replace(mask, documents=documents, document_starts=None, allowed=allowed)
+        decay = None if mask.log_decay is None else mask.log_decay[..., keys]
+        mask = replace(mask, documents=documents, document_starts=None, allowed=allowed, log_decay=decay)
         qkv = call.qkv._replace(q=q[:, :, queries], k=k[:, :, keys], v=v[:, :, keys])
         with torch.autocast(q.device.type, enabled=q.dtype.itemsize < 4):  # as in the forward pass
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()

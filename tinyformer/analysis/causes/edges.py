@@ -177,9 +177,10 @@ def _require_readable(block: Any) -> None:
     if block.attention.reads_side_inputs:
         reason = "must be null: the graph has no edges for values of the first layer or of tokens"
         raise ArgumentError("value_residual", True, reason, {"value_residual": None})
-    if block.attention.output_gate is not None:
-        reason = "must be False: a gate also reads the residual stream, and the graph has no edges to gates"
-        raise ArgumentError("gate", True, reason, {"gate": False})
+    for name, gate in (("gate", block.attention.output_gate), ("forget", block.attention.forget)):
+        if gate is not None:
+            reason = "must be False: a gate also reads the residual stream, and the graph has no edges to gates"
+            raise ArgumentError(name, True, reason, {name: False})
 
 
 def _input(block: Any, sublayer: str, x: Stream) -> Stream:

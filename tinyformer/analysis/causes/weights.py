@@ -263,6 +263,7 @@ def require_linear(block: Any) -> None:
         (is_normalised, block, "normalises the residual stream between any two heads"),
         (inner, inner and inner[0], "cannot be folded into weights"),
         (is_cut, residual, "with skip=0 leaves no path between heads"),
+        (layer.forget, layer, "with forget=true adds to its scores a decay by the tokens between query and key"),
         (layer.exclusive, layer, "with exclusive=true removes a direction that depends on the token"),
         (is_sum, layer, "with a convolution or shifted_keys has heads that read several tokens at once"),
         (layer.reads_side_inputs, layer, "with value_residual or value_embedding has values that are no product"),

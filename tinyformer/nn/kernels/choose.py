@@ -45,6 +45,8 @@ class Feature(StrEnum):
     SINK = "sinks"
     MASKED_SINK = "sinks together with padding, documents or a window"
     WEIGHTS = "explicit attention weights"
+    DECAY = "a forget gate"
+    LEARNED_DECAY = "training of a forget gate"
 
 
 def features_of(
@@ -80,6 +82,8 @@ def features_of(
         Feature.SINK: scoring.sink is not None,
         Feature.MASKED_SINK: scoring.sink is not None and (padded or packed or windowed),
         Feature.WEIGHTS: scoring.reweigh is not None or scoring.mix is not None,
+        Feature.DECAY: scoring.log_decay is not None,
+        Feature.LEARNED_DECAY: scoring.log_decay is not None and gradient,
     }
     return frozenset(feature for feature, is_needed in needed.items() if is_needed)
 
@@ -121,11 +125,11 @@ LACKS: dict[tuple[str, str], frozenset[Feature]] = {
     ("flash", "cpu"): frozenset(_MORE_THAN_A_BIAS | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
     ("flash", "cuda"): frozenset(
         _MORE_THAN_A_BIAS
-        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.UNEVEN, Feature.PATTERN}
+        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.LEARNED_DECAY, Feature.UNEVEN, Feature.PATTERN}
         | {Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.MASKED_SINK}
     ),
     ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
-    ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS}),
+    ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.LEARNED_DECAY}),
 }
 """The features that a backend cannot compute on a device (torch 2.11 to 2.13).
 
@@ -180,9 +184,10 @@ def _flash_refusal(case: KernelRequirements) -> str | None:
         return reason
     if case.dtype not in (torch.bfloat16, torch.float16):
         return f"needs bf16 or fp16 on CUDA, as in mixed precision, not {case.dtype}"
-    head_dim = case.head_dim + HEAD_DIM_STEP * (Feature.SINK in case.features)
+    head_dim = case.head_dim + HEAD_DIM_STEP * len({Feature.SINK, Feature.DECAY} & case.features)
     if head_dim > 256:
-        return f"takes heads of at most 256 dimensions on CUDA (8 of them for a sink), not {head_dim}"
+        each = "8 of them for a sink, 8 for a forget gate"
+        return f"takes heads of at most 256 dimensions on CUDA ({each}), not {head_dim}"
     if Feature.DROPOUT in case.features and case.features & _VARLEN:
         return "cannot compute attention dropout together with padding, documents or a window on CUDA"
     return None
@@ -250,6 +255,8 @@ def run_kernel(
     if isinstance(backend, str):
         case = KernelRequirements.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
         backend = select_backend(backend, case)
+    if mask.log_decay is not None:  # it is in `scoring`, too; a kernel may cache what it computes from a mask
+        mask = replace(mask, log_decay=None)
     return backend.compute(q, k, v, mask, scoring, dropout)
 
 
@@ -331,7 +338,7 @@ def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))
-    works_more = has_sink or Feature.VALUE_DIM in features
+    works_more = has_sink or bool({Feature.VALUE_DIM, Feature.DECAY} & features)
     is_dense = bool(features & DENSE_ON_CPU)
     if case.dtype != torch.bfloat16:
         works_more = works_more or not is_fused

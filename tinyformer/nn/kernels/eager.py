@@ -100,7 +100,7 @@ def _masked_scores(
     else:
         scores = scoring.compare(q, k)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if scoring.mods:
+    if scoring.modifies:
         scores = scoring.modify(scores, Grid.of(batch, num_heads, q_seq, k_seq, q.device, rows))
     allowed = mask.dense(q_seq, k_seq, q.device, rows)
     if allowed is None:

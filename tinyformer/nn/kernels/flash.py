@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa, widened
+from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa, widened, with_decay
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
@@ -49,6 +49,7 @@ def _flash_varlen(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """The CUDA kernel for packed sequences; unlike the dense kernel, it takes padding, documents and windows."""
     (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
+    q, k, v, scoring = with_decay(q, k, v, scoring)
     width = -(-max(q.shape[-1], v_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
     # batch heads seq dim -> (batch seq) heads dim: the rows are concatenated.
     q, k, v = (widened(x, width).transpose(1, 2).flatten(0, 1) for x in (q, k, v))

@@ -45,7 +45,7 @@ def flex(
         q,
         k,
         v,
-        score_mod=score_mod if scoring.mods else None,
+        score_mod=score_mod if scoring.modifies else None,
         block_mask=block_mask(mask, q_seq, k_seq, q.device),
         scale=scoring.scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -63,7 +63,8 @@ def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
     """A key with the properties of mask and scoring that determine the code of the compiled kernel."""
     functions = tuple(getattr(mod.function, "__qualname__", type(mod.function)) for mod in scoring.mods)
     pattern = None if mask.allowed is None else tuple(size > 1 for size in mask.allowed.shape[:2])
-    return mask.span, mask.lengths is None, mask.documents is None, pattern, functions, scoring.sink is None
+    options = scoring.sink is None, scoring.log_decay is None
+    return mask.span, mask.lengths is None, mask.documents is None, pattern, functions, options
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Attention by `torch.nn.functional.scaled_dot_product_attention`, which takes mask and bias as one dense tensor."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ CPU_BF16_MIN_SEQ = 512
 # The kernels on CUDA require head sizes that are multiples of this.
 HEAD_DIM_STEP = 8
 
+# The factor of c in the dimensions of a forget gate: a power of two, hence exact, by which c fits fp16, too.
+DECAY_UNIT = 64.0
+
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -29,7 +33,8 @@ def sdpa(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """Attention by `torch.nn.functional.scaled_dot_product_attention`, which chooses among torch's kernels."""
-    q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
+    q_seq, k_seq, v_head_dim, own_dtype = q.shape[2], k.shape[2], v.shape[-1], q.dtype
+    q, k, v, scoring = with_decay(q, k, v, scoring)
     bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device)) if scoring.mods else None
     plain = bias is None and mask.is_plain(q_seq, k_seq)
     is_causal = plain and mask.causal
@@ -45,8 +50,7 @@ def sdpa(
     # The kernels take values of the keys' size; zeros change neither the scores nor the output's first dimensions.
     width = max(q.shape[-1], v.shape[-1])
     q, k, v = (widened(x, width) for x in (q, k, v))
-    dtype = q.dtype
-    if q.device.type == "cpu" and dtype == torch.bfloat16 and max(q_seq, k_seq) < CPU_BF16_MIN_SEQ:
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and max(q_seq, k_seq) < CPU_BF16_MIN_SEQ:
         q, k, v = q.float(), k.float(), v.float()
     attn_mask: Tensor | None = allowed
     if bias is not None:
@@ -64,7 +68,7 @@ def sdpa(
     out = out[:, :, -q_seq:, :v_head_dim]
     if empty is not None:
         out = out.masked_fill(empty, 0.0)
-    return out.to(dtype)
+    return out.to(own_dtype)
 
 
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
@@ -117,6 +121,35 @@ def _with_sink(
     allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
     bias = None if bias is None else F.pad(bias, (1, 0))
     return q, k, v, allowed, bias
+
+
+def with_decay(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    scoring: Scoring,
+) -> tuple[Tensor, Tensor, Tensor, Scoring]:
+    """Add dimensions to queries and keys, by which scale · q kᵀ includes the decay c_i - c_j of a forget gate.
+
+    Queries end with c_i / scale and 1, keys with 1 and -c_j / scale; keys and values are copied for each query head. In
+    bf16, values near c = -216, as after 2,048 tokens with f = 0.9, are 1 apart. So c is the sum of three values, exact
+    to 24 bits. The gradient of f_l is a sum over all later c, and so would be its rounding: gates are trained in fp32.
+    """
+    if scoring.log_decay is None:
+        return q, k, v, scoring
+    if scoring.log_decay.requires_grad:
+        q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
+    k, v = (x.unsqueeze(2).expand(-1, -1, q.shape[1] // x.shape[1], -1, -1).flatten(1, 2) for x in (k, v))
+    parts, rest = [], scoring.log_decay / (scoring.scale * DECAY_UNIT)
+    for _ in range(3):
+        parts.append(rest.to(q.dtype))
+        rest = (rest - parts[-1]).detach()
+    c = torch.stack(parts, dim=-1)
+    unit = torch.full_like(c, DECAY_UNIT)
+    q = torch.cat([q, c[:, :, -q.shape[2] :], unit[:, :, -q.shape[2] :]], dim=-1)
+    k = torch.cat([k, unit, -c], dim=-1)
+    q, k = (F.pad(x, (0, HEAD_DIM_STEP - 6)) for x in (q, k))
+    return q, k, v, replace(scoring, log_decay=None)
 
 
 def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:

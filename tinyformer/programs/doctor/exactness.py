@@ -162,7 +162,7 @@ class Problem:
         q, k, v = (
             torch.zeros(1, module.num_heads, *size, device=self.device, requires_grad=gradient) for size in sizes
         )
-        scoring = module.scoring(q[:, :, :1], 1, self.mask, self.cross)
+        scoring = module.scoring(q[:, :, :1], 1, module.planned_mask(self.mask, q[:, :, :1]), self.cross)
         case = KernelRequirements.of(q, k, v, self.mask, scoring, module.dropout, gradient)
         return case._replace(dtype=dtype)
 

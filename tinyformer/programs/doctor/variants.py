@@ -10,6 +10,7 @@ MAX_SEQ = 1024  # the longest sequence that a rotary table of these variants cov
 BACKEND_NAMES = ("eager", "sdpa", "flash", "flex", "fa3", "fa4")
 DTYPE_NAMES = ("fp32", "bf16")
 MASK_NAMES = ("full", "causal", "padded", "causal+padded", "documents")
+CAUSAL_NAMES = ("causal", "causal+padded", "documents")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ VARIANTS = {
         Variant("softmax1", options={"sink": "zero"}, overrides=("attention.sink=zero",)),
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
         Variant("elementwise", options={"gate": "elementwise"}, overrides=("attention.gate=elementwise",)),
+        Variant("forget", options={"forget": True}, overrides=("attention.forget=true",), masks=CAUSAL_NAMES),
         Variant("exclusive", options={"exclusive": True}, overrides=("attention.exclusive=true",)),
         Variant("convolution", options={"convolution": "qkv"}, overrides=("attention.convolution=qkv",)),
         Variant("shifted_keys", options={"shifted_keys": True}, overrides=("attention.shifted_keys=true",)),

@@ -1,0 +1,45 @@
+"""Forgetting attention: a gate for each token and head, by which the scores of all earlier keys decrease."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tinyformer.errors import ArgumentError
+from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.maps import Tokens
+
+
+class ForgetGate(nn.Module):
+    """score_ij ← score_ij + Σ_{l=j+1..i} log f_l with f_l = σ(W x_l + b) (Lin et al. 2025, FoX, arXiv 2503.02130).
+
+    Each query head has a gate f_l at each token l. With c_i = Σ_{l≤i} log f_l, the sum is c_i - c_j: a bias in eager
+    and flex, further dimensions of queries and keys in sdpa and flash (`with_decay`). With f = 1, nothing is forgotten.
+    As in the paper, b is 0 at first, so that f is about 0.5.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, kind: str | None = None) -> None:
+        super().__init__()
+        self.require_causal(kind != "cross")
+        self.proj = nn.Linear(d_model, num_heads)
+
+    def forward(
+        self, x: Tokens, cache: LayerCache | None = None, window: int | None = None
+    ) -> Float[Tensor, "batch num_heads k_seq"]:
+        """The sums c_j of all keys, in fp32 at least; the cache holds the sums of earlier tokens within the window."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.to(dtype), self.proj.weight.to(dtype), self.proj.bias.to(dtype))
+            sums = F.logsigmoid(logits).mT.cumsum(dim=-1)
+        if cache is None:
+            return sums
+        held = cache.part("forget")
+        if held.length:
+            sums = sums + held.tensors[0][..., -1:, 0]
+        return held.extend(sums.unsqueeze(-1), window=window)[0].squeeze(-1)
+
+    def require_causal(self, is_causal: bool) -> None:
+        """Raise an `ArgumentError` unless the mask is causal."""
+        if not is_causal:
+            reason = "lets the scores of a key decrease for later queries, so it needs a causal mask in self-attention"
+            raise ArgumentError("forget", True, reason, {"forget": False})
