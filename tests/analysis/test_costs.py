@@ -26,7 +26,7 @@ VARIANTS = (
     *(f"attention={name} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for name in ("mqa", "differential")),
     "attention=gqa position=relative model.pruned_heads=[[0,1],[0,0],[1,3]] attention.score=general model.bias=true",
     "attention=differential attention.window=[4,null] attention.local_gaussian=true",
-    "attention=mqa position=t5 attention.score=dot attention.sink=true attention.softcap=30",
+    "attention=mqa position=t5 attention.score=dot attention.sink=true attention.forget=true",
     "attention=mla attention.q_rank=24 attention.kv_rank=20 attention.rope_head_dim=6 attention.ablated_heads=[[0,1]]",
     "attention=gqa attention.gate=true attention.head_dim=12 model.tied_readout=false position=none",
     "attention=mha feed_forward=swiglu block=post_norm norm=rms_norm position=sinusoidal",

@@ -125,7 +125,7 @@ REFUSED = {
         attention.score=general attention.window=[5,null] attention.local_gaussian=true
         attention.qk_norm=projection attention.softcap=3.0 attention.sink=true attention.gate=true
         attention.convolution=qkv attention.shifted_keys=true block.feed_forward_convolution=true
-        feed_forward.convolution=true
+        feed_forward.convolution=true attention.forget=true
         model.scaled_embedding=true model.readout_softcap=3.0 attention.ablated_heads=[[0,1]]
         model.pruned_heads=[[0,1]] block.attention_residual.skip=0.5 block.feed_forward_residual.branch=[1,0.5]
         """

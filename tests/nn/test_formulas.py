@@ -116,6 +116,17 @@ def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(
     assert error(layer(X, AttentionMask(causal)), projected(softmax(scores, causal) @ v, layer)) <= 1e-7
 
 
+def test_forgetting_adds_the_logarithms_of_all_gates_from_the_key_to_the_query():
+    layer, q, k, v = parts("gqa+forget")
+    gates, decay = torch.sigmoid(layer.forget.proj(X)), torch.zeros(2, 4, 9, 9).double()
+    for i, j in itertools.product(range(9), range(9)):
+        decay[:, :, i, j] = sum(gates[:, between].log() for between in range(j + 1, i + 1))
+    expected = projected(softmax(q @ k.mT / 8**0.5 + decay) @ v, layer)
+    for backend in ("eager", "sdpa", "flash"):
+        layer.backend = backend
+        assert error(layer(X, CAUSAL), expected) <= 1e-12, backend
+
+
 @BOTH
 def test_shaws_vectors_of_clipped_distances_join_the_values_too(causal):
     layer, q, k, v = parts("mha+relative")

@@ -37,7 +37,7 @@ SHARINGS: dict[str, Callable[..., BaseAttention]] = {
     "mla": partial(LatentAttention, kv_rank=8),
     "differential": partial(DifferentialAttention, num_kv_heads=2),
 }
-SEVERAL = {"bias": True, "sink": True, "ssmax": True, "gate": True, "qk_norm": True, "score": "general"}
+SEVERAL = {"bias": True, "sink": True, "ssmax": True, "gate": True, "forget": True, "qk_norm": True, "score": "general"}
 EXTRAS = {
     "several": SEVERAL,
     "alibi": SEVERAL | {"position": partial(ALiBi, NUM_HEADS)},

@@ -72,6 +72,11 @@ def of_another_context() -> None:
     network.decode(IDS[:, :0], network.encode(IDS[:, :3]), cache=cache)
 
 
+def forgetting_both_ways() -> None:
+    network = Transformer(encoder(block=block(partial(TWO_HEADS, forget=True))), TokenReadout)
+    network.resolve_backends("cpu", torch.float32, AttentionMask())
+
+
 class Fading(RelativePosition):
     """Declares itself additive, and is not for distant keys, which shows when the length is known."""
 
@@ -125,6 +130,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(encoder, position=WAVES, scaled_embedding=True), "scaled_embedding=True: multiplies embeddings twice: "),
     (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
     (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, but score is a"),
+    (
+        partial(attention, forget=True, kind="cross"),
+        "forget=True: lets the scores of a key decrease for later",
+    ),
+    (
+        lambda: make("forget")(tokens()),
+        "forget=True: lets the scores of a key decrease for later",
+    ),
+    (forgetting_both_ways, "encoder.block.attention.forget=True: lets the scores of a key decrease for later"),
     (partial(attention, local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
     (lambda: LayerCache().extend(tokens().requires_grad_()), "cache=LayerCache of 0 tokens: keeps no gradients: call"),
     (lambda: encoder_decoder().decoder(IDS, CAUSAL), "context=None: is needed by a block with cross-attention"),

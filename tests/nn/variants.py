@@ -56,12 +56,17 @@ NAMES = (
     *("gqa+rotary+projection_norm+bias", "mla+rotary+projection_norm+bias", "gqa+differential+projection_norm+bias"),
     *("gqa+shifted_keys+convolution+rotary+qk_norm", "gqa+differential+shifted_keys+convolution+v_head_dim"),
     *("gqa+general+rotary+qk_norm", "mla+general+rotary+qk_norm", "differential+general+rotary"),
+    *("gqa+forget+rotary+sink", "gqa+forget+alibi+window", "mla+forget+ssmax", "gqa+differential+forget"),
+    *("gqa+forget+softcap", "gqa+forget+additive"),
 )
 """Variants and combinations, for which every law of attention is tested."""
 
 PLACES = {"attention_convolution": True, "feed_forward_convolution": True}
 CONVOLVED = {"kind": partial(PreNormBlock, **PLACES), "feed_forward": partial(FeedForward, convolution=True)}
 """The arguments of `network` with short convolutions in all places but attention."""
+
+EITHER_WAY = [name for name in NAMES if "forget" not in name]
+"""The variants that need no causal mask."""
 
 SMALL = {
     "mla": {"kv_rank": 12},

@@ -27,10 +27,9 @@ class ForgetGate(nn.Module):
         self, x: Tokens, cache: LayerCache | None = None, window: int | None = None
     ) -> Float[Tensor, "batch num_heads k_seq"]:
         """The sums c_j of all keys, in fp32 at least; the cache holds the sums of earlier tokens within the window."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x.to(dtype), self.proj.weight.to(dtype), self.proj.bias.to(dtype))
-            sums = F.logsigmoid(logits).mT.cumsum(dim=-1)
+            logits = self.proj(x.to(self.proj.weight.dtype)).mT
+        sums = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).cumsum(dim=-1)
         if cache is None:
             return sums
         held = cache.part("forget")

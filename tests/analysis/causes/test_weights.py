@@ -163,6 +163,7 @@ def test_each_stack_of_an_encoder_decoder_and_a_network_without_logits_of_tokens
 
 REFUSED = {
     "PostNormBlock normalises the residual stream between any two heads": {"kind": ours.PostNormBlock},
+    "Attention with forget=true adds to its scores a decay": {"forget": True},
     "AdditiveScore is no product of query and key": {"score": "additive"},
     "Attention with a convolution or shifted_keys has heads that read several": {"shifted_keys": True},
     "Tanh cannot be folded into weights": {"norm": lambda d_model: nn.Tanh()},

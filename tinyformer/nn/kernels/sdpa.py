@@ -18,9 +18,6 @@ CPU_BF16_MIN_SEQ = 512
 # The kernels on CUDA require head sizes that are multiples of this.
 HEAD_DIM_STEP = 8
 
-# The factor of c in the dimensions of a forget gate: a power of two, hence exact, by which c fits fp16, too.
-DECAY_UNIT = 64.0
-
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -129,27 +126,28 @@ def with_decay(
     v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     scoring: Scoring,
 ) -> tuple[Tensor, Tensor, Tensor, Scoring]:
-    """Add dimensions to queries and keys, by which scale · q kᵀ includes the decay c_i - c_j of a forget gate.
+    """Add dimensions to queries and keys, by which their dot product includes the decay c_i - c_j of a forget gate.
 
-    Queries end with c_i / scale and 1, keys with 1 and -c_j / scale; keys and values are copied for each query head. In
-    bf16, values near c = -216, as after 2,048 tokens with f = 0.9, are 1 apart. So c is the sum of three values, exact
-    to 24 bits. The gradient of f_l is a sum over all later c, and so would be its rounding: gates are trained in fp32.
+    Queries begin with c_i and 1, keys with 1 and -c_j; keys and values are copied for each query head. In bf16, values
+    near c = -216, as after 2,048 tokens with f = 0.9, are 1 apart. So c is a sum of three values, whose differences are
+    exact if a kernel adds them up in fp32 before the other products. The gradient of f_l is a sum over all later c, and
+    so would be its rounding: gates are trained in fp32.
     """
-    if scoring.log_decay is None:
+    c = scoring.log_decay
+    if c is None:
         return q, k, v, scoring
-    if scoring.log_decay.requires_grad:
+    if c.requires_grad:
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     k, v = (x.unsqueeze(2).expand(-1, -1, q.shape[1] // x.shape[1], -1, -1).flatten(1, 2) for x in (k, v))
-    parts, rest = [], scoring.log_decay / (scoring.scale * DECAY_UNIT)
-    for _ in range(3):
-        parts.append(rest.to(q.dtype))
-        rest = (rest - parts[-1]).detach()
-    c = torch.stack(parts, dim=-1)
-    unit = torch.full_like(c, DECAY_UNIT)
-    q = torch.cat([q, c[:, :, -q.shape[2] :], unit[:, :, -q.shape[2] :]], dim=-1)
-    k = torch.cat([k, unit, -c], dim=-1)
-    q, k = (F.pad(x, (0, HEAD_DIM_STEP - 6)) for x in (q, k))
-    return q, k, v, replace(scoring, log_decay=None)
+    high = c.detach().bfloat16()
+    middle = (c.detach() - high).bfloat16()
+    parts = torch.stack([high.to(c.dtype), middle.to(c.dtype), c - high - middle], dim=-1).to(q.dtype)
+    ones = torch.ones_like(parts)
+    of_queries, of_keys = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((parts, ones), (ones, -parts)))
+    width = k.shape[-1] + HEAD_DIM_STEP
+    q = widened(torch.cat([of_queries[:, :, -q.shape[2] :], q * scoring.scale], dim=-1), width)
+    k = widened(torch.cat([of_keys, k], dim=-1), width)
+    return q, k, v, replace(scoring, scale=1.0, log_decay=None)
 
 
 def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:
