@@ -73,6 +73,7 @@ VARIANTS = {
     "rotary half": ["position.relative.fraction=0.5"],
     "p-RoPE 0.75": ["position.relative.p=0.75"],
     "rotary in three of four layers": ["position=[rotary,rotary,rotary,none]"],
+    "forgetting, no positions": ["attention.forget=true", "position=none"],
     "exclusive": ["attention.exclusive=true"],
     "value residual": ["attention.value_residual=0.5"],
     "value embeddings": ["attention.value_embedding=[true,false]"],

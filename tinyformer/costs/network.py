@@ -247,7 +247,7 @@ def cache_elements(layer: BaseAttention | TokenMixer) -> int:
 
 def decay_bytes(layer: BaseAttention | TokenMixer) -> int:
     """Bytes of a layer's cache per token that are in fp32 with every dtype: the sums of a forget gate."""
-    return BYTES["fp32"] * layer.num_heads if getattr(layer, "forget", None) is not None else 0
+    return BYTES["fp32"] * layer.num_heads if isinstance(layer, BaseAttention) and layer.forget is not None else 0
 
 
 def head_cache_elements(layer: BaseAttention) -> int:
