@@ -35,6 +35,7 @@ def of_pairs():
 
 SUBJECTS = {
     "grouped queries": lambda: of_windows(causal(num_kv_heads=2)),
+    "forgetting": lambda: of_windows(model("gqa+forget+alibi+window")),
     "rotary, sink, gate, QK-norm": lambda: of_windows(model("gqa+rotary+sink+gate+qk_norm")),
     "window": lambda: of_windows(causal(window=3)),
     "documents": lambda: of_windows(causal(), documents=True),
