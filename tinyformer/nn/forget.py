@@ -15,7 +15,7 @@ class ForgetGate(nn.Module):
 
     Each query head has a gate f_l at each token l. With c_i = Σ_{l≤i} log f_l, the sum is c_i - c_j: a bias in eager
     and flex, further dimensions of queries and keys in sdpa and flash (`with_decay`). With f = 1, nothing is forgotten.
-    As in the paper, b is 0 at first, so that f is about 0.5.
+    As in flash-linear-attention, b is 0 at first, so that f is about 0.5.
     """
 
     def __init__(self, d_model: int, num_heads: int, kind: str | None = None) -> None:
