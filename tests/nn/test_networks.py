@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nn.model_cases import BLOCKS, make_encoder, make_encoder_decoder, make_transformer, token_ids
-from nn.variants import CAUSAL, EITHER_WAY, NAMES, error, factory
+from nn.variants import CAUSAL, NAMES, error, factory
 from tinyformer.measures import capture_attention
 from tinyformer.nn import (
     Attention,
