@@ -123,6 +123,7 @@ class Finding(_Checked):
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
     program: Literal["train", "costs", "kernels"] = "train"  # the program that makes a run
     evaluate: list[str] = []  # overrides of the evaluation that analyses every trained run
+    evaluations: dict[str, list[str]] = {}  # by run, overrides on top of these; runs that are alike are trained once
     checks: dict[str, Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
     picture: Picture | None = None  # a picture of the first seed, above the curves
@@ -147,6 +148,10 @@ class Finding(_Checked):
         """The overrides of a run, without its seed."""
         return [*self.baseline, *self.runs[run]]
 
+    def evaluation(self, run: str) -> list[str]:
+        """The overrides of the evaluation of a run; [] for no evaluation."""
+        return [*self.evaluate, *self.evaluations.get(run, [])]
+
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":
         if len({*self.seeds}) < len(self.seeds) or (self.program == "kernels" and len(self.seeds) > 1):
@@ -164,6 +169,7 @@ class Finding(_Checked):
         named = [(key, run) for key, check in self.checks.items() for run in _runs_named_by(key, check)]
         named += [(curve.name, run) for curve in self.curves for run in curve.drawn_runs(self.runs)]
         named += [("picture", self.picture.run)] if self.picture else []
+        named += [("evaluations", run) for run in self.evaluations]
         for name, run in named:
             if run not in self.runs:
                 raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
@@ -192,7 +198,8 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
     """
     known: set[str] = set()
     for finding in findings:
-        words = [*finding.baseline, *itertools.chain(*finding.runs.values()), *finding.evaluate]
+        words = [*finding.baseline, *finding.evaluate]
+        words += itertools.chain(*finding.runs.values(), *finding.evaluations.values())
         known.update(words)
         for word in words if finding.program in CONFIG_NAMES else ():
             try:

@@ -79,7 +79,8 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
             described = [description, known] if known else description  # earlier folders keep their names
             folder = runs_folder / f"{finding.program}-{digest_of(described)}"
             repeated = [word for word in words if word in finding.trusted]
-            evaluate = [*repeated, *finding.evaluate] if finding.evaluate else []
+            evaluation = finding.evaluation(name)
+            evaluate = [*repeated, *evaluation] if evaluation else []
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
     return planned
 

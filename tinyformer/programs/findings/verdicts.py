@@ -4,6 +4,7 @@ A statement has the claim, the bands, the protocol, the evaluation, and the vers
 is stored when the program first loads it, and each run records the statements that were in force when it started.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -140,6 +141,7 @@ def statement_of(finding: Finding) -> Statement:
     stated |= {f"runs.{run}": words for run, words in finding.runs.items()}
     stated |= finding.model_dump(include={"baseline", "seeds", "program"})
     stated |= {"evaluate": finding.evaluate} if finding.evaluate else {}
+    stated |= {f"evaluations.{run}": words for run, words in finding.evaluations.items()}
     stated |= {"is_exact": True} if finding.is_exact else {}
     return stated | versions_of(finding)
 
@@ -148,7 +150,8 @@ def versions_of(finding: Finding) -> dict[str, int]:
     """The versions of the measures of heads and of the analysis whose tables a finding measures."""
     from tinyformer.measures.formulas import VERSIONS as OF_MEASURES  # which needs torch
 
-    versions = {f"version of {word}": _version(word) for word in finding.evaluate if word.startswith("analysis=")}
+    evaluated = [*finding.evaluate, *itertools.chain(*finding.evaluations.values())]
+    versions = {f"version of {word}": _version(word) for word in evaluated if word.startswith("analysis=")}
     named = [source for check in finding.checks.values() for source in sources(check.of) if "heads" in source]
     if named:
         versions["version of the measures of heads"] = max(OF_MEASURES.get(source["heads"], 1) for source in named)
