@@ -9,6 +9,7 @@ from commands import SMALL, column, ran, results_of
 
 import tinyformer
 from tinyformer.data import (
+    BigramBackcopyDataModule,
     ByteTokenizer,
     CopyDataModule,
     InductionDataModule,
@@ -28,6 +29,7 @@ KINDS = {
     "induction": (InductionDataModule, INDUCTION),
     "recall": (RecallDataModule, RECALL),
     "copy": (CopyDataModule, COPY),
+    "bigram_backcopy": (BigramBackcopyDataModule, {"seq_len": 30, "num_symbols": 9, "num_triggers": 2} | NUMBER),
     "modular_addition": (ModularAdditionDataModule, {"modulus": 13, "train_fraction": 0.3}),
 }
 
@@ -73,13 +75,24 @@ def copied(text):
     return {len(original) + 1 + n: symbol for n, symbol in enumerate(original)}
 
 
+def backcopied(text):
+    assert text[0] not in "ab"  # the triggers
+    return {at: text[at - 2] if at and text[at - 1] in "ab" else symbol for at, symbol in enumerate(text)}
+
+
 def added(text):
     a, b = text[:3].split("+")
     assert text[3] == "="
     return {4: NUMBERS[(NUMBERS.index(a) + NUMBERS.index(b)) % 13]}
 
 
-SOLVERS = {"induction": induced, "recall": recalled, "copy": copied, "modular_addition": added}
+SOLVERS = {
+    "induction": induced,
+    "recall": recalled,
+    "copy": copied,
+    "bigram_backcopy": backcopied,
+    "modular_addition": added,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,6 +160,7 @@ CHANGES = {
     "induction": [{"seq_len": 39}, {"num_symbols": 17}, {"min_period": 7}, {"max_period": 13}, *DRAWN[:2]],
     "recall": [{"seq_len": 29}, {"num_pairs": 3}, {"num_keys": 8}, {"num_values": 4}, *DRAWN],
     "copy": [{"num_symbols": 6}, {"min_length": 1}, {"max_length": 6}, {"max_test_length": 13}, *DRAWN],
+    "bigram_backcopy": [{"seq_len": 29}, {"num_symbols": 8}, {"num_triggers": 3}, *DRAWN],
     "modular_addition": [{"modulus": 12}, {"train_fraction": 0.4}],
 }
 
@@ -167,6 +181,7 @@ MISTAKES = [
     ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
     ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a causal language model"),
     ("copy", {"max_test_length": 7}, "max_length=7: must be below max_test_length=7, and at least min_length=2"),
+    ("bigram_backcopy", {"num_triggers": 9}, "num_triggers=9: must be at least 1, and below num_symbols=9"),
     ("modular_addition", {"max_seq_len": 5}, "max_seq_len=5: must be at least 6, "),
 ]
 

@@ -4,7 +4,13 @@ from .batches.windows import Pack, Windows
 from .examples import ExampleFormat, Examples, LabelledSplit
 from .generated.agreement import SETS, AgreementDataModule, Line, make_lines
 from .generated.module import GeneratedDataModule
-from .generated.sequences import CopyDataModule, InductionDataModule, ModularAdditionDataModule, RecallDataModule
+from .generated.sequences import (
+    BigramBackcopyDataModule,
+    CopyDataModule,
+    InductionDataModule,
+    ModularAdditionDataModule,
+    RecallDataModule,
+)
 from .module import DataModule, SourceDataModule
 from .pairs import PairFormat, Pairs, PairSplit, PairTokens, SpecialTokens
 from .questions import QuestionFormat, Questions, QuestionSplit, QuestionTexts, tokenise_questions
@@ -32,6 +38,7 @@ __all__ = [
     "SETS",
     "AgreementDataModule",
     "BPETokenizer",
+    "BigramBackcopyDataModule",
     "ByteTokenizer",
     "CharTokenizer",
     "CopyDataModule",

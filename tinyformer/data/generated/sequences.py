@@ -1,4 +1,4 @@
-"""The data modules of generated sequences: induction, associative recall, copying, and addition modulo p."""
+"""The data modules of generated sequences: induction, associative recall, copying, Bigram-Backcopy, and addition."""
 
 import itertools
 import string
@@ -193,6 +193,46 @@ class CopyDataModule(RandomDataModule):
 
     def _rows(self, split: str) -> Rows:
         return Windows(self.splits[split], self._test_seq_len if split == "test" else self.seq_len, "document")
+
+
+class BigramBackcopyDataModule(RandomDataModule):
+    """A Markov chain in which a trigger is followed by the symbol before it: `<eos> s_1 … s_n`, s_i+1 = s_i-1.
+
+    The Bigram-Backcopy task of Guo et al. 2024 (arXiv 2410.13835). After any other symbol, the next symbol is drawn
+    from a distribution that depends on this symbol alone, so that attention helps only after triggers: elsewhere, a
+    head should add nothing, and comes to attend to the first token. A sequence does not begin with a trigger. Every
+    symbol is a scored target, since a head that adds something elsewhere costs nothing otherwise.
+
+    In the paper, the distributions are frequencies of pairs of characters in a text, and the most frequent characters
+    are triggers. Here, the distributions are drawn from a Dirichlet distribution, and the first symbols are triggers.
+
+    Args:
+        seq_len: tokens in a window, `<eos>` included.
+        num_triggers: number of symbols that are triggers.
+        settings: further arguments of `RandomDataModule`.
+    """
+
+    name = "bigram_backcopy"
+
+    def __init__(
+        self, seq_len: int, *, num_symbols: int, num_triggers: int, fresh: bool = True, **settings: Any
+    ) -> None:
+        symbols, self._num_triggers = require_symbols("num_symbols", num_symbols), num_triggers
+        if not 1 <= num_triggers < num_symbols:
+            reason = f"must be at least 1, and below `num_symbols`={num_symbols}"
+            raise ArgumentError("num_triggers", num_triggers, reason, {"num_triggers": 1})
+        super().__init__(seq_len, symbols=symbols, identity=[num_triggers, seq_len], fresh=fresh, **settings)
+        generator = np.random.default_rng((self.split_seed, len(self._num_sequences)))
+        self._cumulative = generator.dirichlet(np.full(num_symbols, 0.1), num_symbols).cumsum(axis=1)[:, :-1]
+
+    def _draw(self, generator: np.random.Generator, number: int) -> Drawn:
+        symbols = np.zeros((number, self.seq_len - 1), np.int16)
+        symbols[:, 0] = generator.integers(self._num_triggers, len(self._symbols), number)
+        for at in range(1, self.seq_len - 1):
+            last = symbols[:, at - 1]
+            following = (generator.random((number, 1)) > self._cumulative[last]).sum(axis=1)
+            symbols[:, at] = np.where(last < self._num_triggers, symbols[:, at - 2], following)
+        return Drawn(symbols, np.ones(symbols.shape, bool))
 
 
 class ModularAdditionDataModule(GeneratedDataModule):
