@@ -235,6 +235,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "scale": {"fails": "unscaled", "alike": "scaled_64"},
     "skips": {"fails": "muon_8", "alike": "muon_skips_8"},
     "unscaled": {"fails": "adamw_128", "alike": "adamw_scaled_128"},
+    "value_residual": {"fails": "lower", "alike": "plain"},
     "warmup": {
         "fails": "post",
         "runs": {f"post_{n}": ["block=pre_norm", f"model.num_layers={n}"] for n in (2, 4, 8, 16)},
