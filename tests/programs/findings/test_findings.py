@@ -233,6 +233,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "relative": {"fails": "shaw", "alike": "sinusoidal"},
     "robust": {"fails": "trained"},
     "scale": {"fails": "unscaled", "alike": "scaled_64"},
+    "sinks": {"fails": "sink"},
     "skips": {"fails": "muon_8", "alike": "muon_skips_8"},
     "unscaled": {"fails": "adamw_128", "alike": "adamw_scaled_128"},
     "value_residual": {"fails": "lower", "alike": "plain"},
