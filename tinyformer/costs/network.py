@@ -59,7 +59,7 @@ class Costs:
     attended_flops_per_token: int  # of a forward pass, if the kernel skips the keys that the mask hides
     cache_dtype: str  # a name in `BYTES`
     cache_bytes_per_token: int  # over all layers, without inputs of short convolutions and shifted keys
-    cache_bytes: int  # after T tokens; layers keep their window, an LSTM one state, a short convolution three inputs
+    cache_bytes: int  # after T tokens: a layer keeps its window, an LSTM one state, a short convolution three inputs
     cache_reduction: float  # how many times larger a cache with a key and a value for each query head is
 
 
@@ -136,7 +136,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
       product. A convolution counts 2 · kernel_size · d_model, as a direct sum; an LSTM's matrices are projections.
-    - Short convolutions and shifted keys count likewise: those of a feed-forward network with it, others with scores.
+      Short convolutions and shifted keys also count as direct sums, but in `feed_forward` if they are part of it.
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
@@ -246,7 +246,7 @@ def cache_elements(layer: BaseAttention | TokenMixer) -> int:
 
 
 def decay_bytes(layer: BaseAttention | TokenMixer) -> int:
-    """Bytes of a layer's cache per token that are in fp32 with every dtype: the sums of a forget gate."""
+    """Bytes per token of the sums of a forget gate, which a layer's cache holds in fp32 whatever its other dtype."""
     return BYTES["fp32"] * layer.num_heads if isinstance(layer, BaseAttention) and layer.forget is not None else 0
 
 

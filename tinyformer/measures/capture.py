@@ -77,8 +77,8 @@ def of_one_length(batches: Iterable[Batch]) -> Batch:
     """The rows of batches of windows or examples as one batch, all cut to the same length.
 
     The length is the length of the shortest row that is at least half as long as the longest; shorter rows are left
-    out. One batch needs fewer kernel launches than `without_padding`. Only tensors with one entry per token are kept,
-    and `document_starts`, without which a kernel would wait for the GPU.
+    out. One batch needs fewer kernel launches than `without_padding`. Only tensors with one entry per token are kept.
+    `document_starts` is computed anew, since a kernel would otherwise wait for the GPU to find the documents.
     """
     parts = [tensors(batch) for batch in without_padding(batches)]
     longest = max(part["inputs"].shape[1] for part in parts)

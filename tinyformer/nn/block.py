@@ -75,8 +75,8 @@ class Block(nn.Module):
             module's `forward` takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around cross-attention, called likewise.
         dropout: dropout probability of each sublayer's output.
-        attention_convolution: whether the attention reads a `ShortConvolution` of its norm.
-        feed_forward_convolution: whether the feed-forward network reads a `ShortConvolution` of its norm.
+        attention_convolution: whether a `ShortConvolution` is applied to the input of the attention, after its norm.
+        feed_forward_convolution: whether one is applied to the input of the feed-forward network, after its norm.
         layer_index: index of this layer, from 0.
         kind: in a network with two stacks, the stack of the layer, "encoder" or "decoder". The factory of the attention
             is then called with this `kind`, too, and the factory of the cross-attention with `kind="cross"`.
@@ -116,7 +116,7 @@ class Block(nn.Module):
                 for name in self.norm_names.values():
                     self.add_module(f"{sublayer}_{name}", norm(d_model))
 
-        self.no_norm = nn.Identity()  # torch 2.11 compiles no module that is a default of `Norms`
+        self.no_norm = nn.Identity()  # in place of the defaults of `Norms`, which torch 2.11 cannot compile
         add_norms("attention")
         with argument_path("attention"):
             self.attention = _possible(make_attention(attention, d_model, **layer, **own))
@@ -177,15 +177,16 @@ class Block(nn.Module):
         return output, side if side.first_values is not None else side._replace(first_values=values)
 
     def convolved(self, sublayer: str, x: Stream, mask: AttentionMask, cache: LayerCache | None = None) -> Stream:
-        """The input of the attention or of the feed-forward network, given its norm: the same, or a convolution."""
-        convolution: nn.Module | None = getattr(self, name := f"{sublayer}_convolution")
-        return convolution(x, mask, cache and cache.part(name)) if convolution else x
+        """The input of "attention" or "feed_forward": x, or the short convolution of x if the block has one."""
+        convolution: nn.Module | None = getattr(self, f"{sublayer}_convolution")
+        return x if convolution is None else convolution(x, mask, cache and cache.part(f"{sublayer}_convolution"))
 
     def transform(self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None) -> Stream:
-        """The output of the feed-forward network, of any module that takes x, given its norm."""
+        """The output of the feed-forward network, which may be any module that takes x."""
         x = self.convolved("feed_forward", x, mask, cache)
-        reads = getattr(self.feed_forward, "reads_earlier_tokens", False)
-        return self.feed_forward(x, *([mask, cache and cache.part("feed_forward")] if reads else []))
+        if not getattr(self.feed_forward, "reads_earlier_tokens", False):
+            return self.feed_forward(x)
+        return self.feed_forward(x, mask, cache and cache.part("feed_forward"))
 
     def add(self, sublayer: str, x: Stream, update: Tensor, side: SideInputs | None) -> Stream:
         """The residual stream after the output of a sublayer is added."""

@@ -58,7 +58,7 @@ class LayerCache:
         return self._append(new) if window is None else self._slide(new, window)
 
     def with_earlier(self, new: Tensor, number: int) -> Tensor:
-        """The last `number` tokens before new tokens, and the new tokens; the cache keeps the last `number` of them."""
+        """Return up to `number` earlier tokens, then the new ones; the cache keeps the last `number` of all these."""
         seen = torch.cat([*self.tensors, new], dim=-2)
         self._memory, self.length = (seen[..., -number:, :].clone(),), self.length + new.shape[-2]
         self.num_held = self._memory[0].shape[-2]

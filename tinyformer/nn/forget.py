@@ -1,4 +1,4 @@
-"""Forgetting attention: a gate for each token and head, by which the scores of all earlier keys decrease."""
+"""The gates of forgetting attention: each token lowers the scores of all earlier keys for later queries."""
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,9 @@ from tinyformer.nn.maps import Tokens
 class ForgetGate(nn.Module):
     """score_ij ← score_ij + Σ_{l=j+1..i} log f_l with f_l = σ(W x_l + b) (Lin et al. 2025, FoX, arXiv 2503.02130).
 
-    Each query head has a gate f_l at each token l. With c_i = Σ_{l≤i} log f_l, the sum is c_i - c_j: a bias in eager
-    and flex, further dimensions of queries and keys in sdpa and flash (`with_decay`). With f = 1, nothing is forgotten.
-    As in flash-linear-attention, b is 0 at first, so that f is about 0.5.
+    Each query head has a gate f_l at each token l; with f_l = 1, it forgets nothing. With c_i = Σ_{l≤i} log f_l, the
+    sum is c_i - c_j. Eager and flex add it to the scores, sdpa and flash compute it by further dimensions of queries
+    and keys (`with_decay`). As in flash-linear-attention, b starts at 0, so that f is about 0.5 at first.
     """
 
     def __init__(self, d_model: int, num_heads: int, kind: str | None = None) -> None:

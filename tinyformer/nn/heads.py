@@ -220,8 +220,8 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     _keep(layer.q_proj, 0, left, num_heads)
     _keep(layer.k_proj, 0, kv_left, layer.num_kv_heads)
     _keep(layer.v_proj, 0, kv_left, layer.num_kv_heads)
-    for name, of_tokens in layer.sums.items():
-        _keep(of_tokens, 0, *((left, num_heads) if name == "q" else (kv_left, layer.num_kv_heads)))
+    for name, causal_sum in layer.sums.items():
+        _keep(causal_sum, 0, *((left, num_heads) if name == "q" else (kv_left, layer.num_kv_heads)))
     _keep(layer.o_proj, 1, left, num_heads)
     if layer.output_gate is not None:
         _keep(layer.output_gate.proj, 0, left, num_heads)

@@ -82,7 +82,7 @@ class FeedForward(nn.Module):
     Args:
         d_ff: width of the hidden layer; 4 d_model by default.
         activation: a name in `ACTIVATIONS`.
-        convolution: whether up(x) has a `ShortConvolution`.
+        convolution: whether a `ShortConvolution` is applied to up(x), before the activation.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class GatedFeedForward(nn.Module):
         d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
             matrices have as many parameters as the two matrices of `FeedForward`.
         activation: a name in `ACTIVATIONS`.
-        convolution: whether gate(x) and up(x) have a `ShortConvolution`.
+        convolution: whether a `ShortConvolution` is applied to gate(x) and up(x), before the activation.
     """
 
     def __init__(

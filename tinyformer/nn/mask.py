@@ -68,8 +68,8 @@ class AttentionMask:
         allowed: a mask of any pattern, True where a query may attend. Its shape is `q_seq k_seq`, `batch q_seq k_seq`
             or `batch num_heads q_seq k_seq`; axes of size 1 are broadcast, and missing axes are added. In decoding,
             q_seq counts the queries of the call, and k_seq includes the cached keys.
-        log_decay: c, by which a key fades for later queries: c_i - c_j is added to the score of query i and key j. An
-            attention layer with a `ForgetGate` sets it.
+        log_decay: the sums c of a `ForgetGate`, set by its attention layer: c_i - c_j is added to the score of query i
+            and key j.
     """
 
     causal: bool = False

@@ -10,9 +10,9 @@ from tinyformer.nn.layers import RMSNorm
 
 
 def by_letter(argument: str, value: bool | str, known: str) -> dict[str, bool]:
-    """For each of the `known` projections, True if it has a bias or a convolution: all, none, or the given letters.
+    """Map each letter of `known`, a projection, to True if `value` is True or contains the letter.
 
-    Qwen 2 (Yang et al. 2024, arXiv 2407.10671) has biases "qkv", GPT-Neo (Black et al. 2021) "o".
+    The biases of Qwen 2 (Yang et al. 2024, arXiv 2407.10671) are "qkv", the bias of GPT-Neo (Black et al. 2021) is "o".
     """
     letters = value if isinstance(value, str) else known * value
     if not set(letters) <= set(known):

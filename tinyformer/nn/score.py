@@ -70,7 +70,7 @@ class Scoring:
             (Agarwal et al. 2025, arXiv 2508.10925, gpt-oss).
         reweigh: computes new weights from the weights and their grid; None to keep the weights.
         mix: computes from the weights a term that is added to the weighted values; None for no term.
-        log_decay: c, for each key of each head; c_i - c_j is added to the score of query i and key j, see `ForgetGate`.
+        log_decay: the sums c of a `ForgetGate`; c_i - c_j is added to the score of query i and key j.
     """
 
     scale: float = 1.0
@@ -83,7 +83,7 @@ class Scoring:
 
     @property
     def modifies(self) -> bool:
-        """True if scores are modified."""
+        """True if `modify` changes scores."""
         return bool(self.mods) or self.log_decay is not None
 
     def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
@@ -96,7 +96,7 @@ class Scoring:
         return scores + (self.log_decay[batch, head, q_idx] - self.log_decay[batch, head, kv_idx])
 
     def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"]:
-        """The sum of all additive modifications, in fp32 at least."""
+        """The sum of all modifications, in fp32 at least; all of them must be additive."""
         pairs = (1, 1, grid.q_idx.shape[2], grid.kv_idx.shape[3])
         return self.modify(torch.zeros(pairs, device=grid.q_idx.device), grid)
 

@@ -28,11 +28,11 @@ def before(x: Vectors, steps: int, documents: Int[Tensor, "#batch k_seq"] | None
 class CausalSum(nn.Module):
     """Base class of y_j = Σ_t w_t ⊙ x_{j-t}, a sum over token j and the `reach` tokens before it in its document.
 
-    No token reads a later token, also in models that see both directions. The cache holds the last `reach` inputs.
+    No token reads a later token, even if the attention sees both directions. The cache holds the last `reach` inputs.
     """
 
     reach: int
-    dims = 1  # number of dimensions of x that have the same weights
+    dims = 1  # number of adjacent dimensions of x that share their weights
 
     @property
     def width(self) -> int:
@@ -61,7 +61,7 @@ class ShortConvolution(CausalSum):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # Laid out as in torch.nn.Conv1d, with the token itself last. Optimizers treat only two axes as a matrix.
+        # As in torch.nn.Conv1d, with the token itself last. With three axes, it is no matrix for the optimizers.
         self.filters = nn.Parameter(torch.zeros(width, 1, self.reach + 1))
 
     def weights(self) -> Float[Tensor, "steps width"]:
@@ -72,7 +72,7 @@ class ShortConvolution(CausalSum):
 class ShiftedKeys(CausalSum):
     """k'_j = σ(a) k_j + (1 - σ(a)) k_{j-1}, with an a for each K/V head (Olsson et al. 2022, arXiv 2209.11895).
 
-    a starts at 0, where both keys have the factor 1/2; no finite a is the identity.
+    a starts at 0, where k'_j is the mean of both keys; no finite a is the identity.
     """
 
     reach = 1

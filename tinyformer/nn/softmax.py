@@ -49,8 +49,8 @@ class AttentionOptions(TypedDict, total=False):
         forget: whether scores decrease with each token between key and query, by a learned gate, see `ForgetGate`.
         exclusive: whether each head's output loses its part along the token's own value, see `without_own_value`.
         convolution: the letters of the projections q, k and v that have a `ShortConvolution`; True for all three.
-        shifted_keys: whether keys are mixed with the previous token's, see `ShiftedKeys`. Convolution and shift come
-            before `qk_norm`, so that mixed keys keep their size, and before rotation.
+        shifted_keys: whether each key is mixed with the previous key, see `ShiftedKeys`. Convolution and shift come
+            before `qk_norm`, which gives mixed keys the size of others, and before rotation.
         value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
             see `ValueResidual`; None for none.
         value_embedding: whether values depend on the token id, too, in self-attention, see `ValueEmbedding`. A list is
@@ -207,7 +207,7 @@ class SoftmaxAttention(nn.Module):
         return self.gives_first_values or self.value_embedding is not None
 
     def _add_sums(self, convolution: bool | str, shifted_keys: bool, kind: str | None) -> None:
-        """Create the convolutions and the shift of projections, or raise an `ArgumentError` if there can be none."""
+        """Create the short convolutions and the shift of keys; raise an `ArgumentError` if there can be none."""
         (q, k), key_dim = (self.num_heads, self.num_kv_heads), self.num_softmaxes * self.head_dim
         widths = {"q": q * key_dim, "k": k * key_dim, "v": k * self.v_head_dim}
         chosen = by_letter("convolution", convolution, "qkv")
@@ -216,7 +216,7 @@ class SoftmaxAttention(nn.Module):
             self.sums["shifted_keys"] = ShiftedKeys(k, key_dim)
         if self.sums and (kind == "cross" or self.has_latents):
             name, value = ("shifted_keys", True) if shifted_keys else ("convolution", convolution)
-            reason = "mixes keys or values of earlier tokens, which neither cross-attention nor latent attention can do"
+            reason = "mixes projections of several tokens, which neither cross-attention nor latent attention supports"
             raise ArgumentError(name, value, reason, {name: False})
 
     def mix_values(self, v: Values, side: SideInputs | None) -> Values:
@@ -255,7 +255,8 @@ class SoftmaxAttention(nn.Module):
         mask = mask.within(self.window)
         if self.forget is None:
             return mask
-        return replace(mask, log_decay=0 * self.forget.proj.bias.view(-1, 1).expand(len(q), -1, q.shape[2]))
+        zeros = 0 * self.forget.proj.bias  # which require a gradient if the gate does
+        return replace(mask, log_decay=zeros.view(-1, 1).expand(len(q), -1, q.shape[2]))
 
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True

@@ -184,7 +184,7 @@ def _require_readable(block: Any) -> None:
 
 
 def _input(block: Any, sublayer: str, x: Stream) -> Stream:
-    """The input of a sublayer: its norm of x, and the convolution of the norm if there is one."""
+    """The input of a sublayer, computed from the residual stream x by its norm and, if it has one, its convolution."""
     return block.convolved(sublayer, block.norms(sublayer).input(x), AttentionMask())
 
 

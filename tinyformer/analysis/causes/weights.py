@@ -256,7 +256,7 @@ def require_linear(block: Any) -> None:
     inner = [norm for norm in norms if not isinstance(norm, LayerNorm | RMSNorm | nn.Identity)]
     is_normalised = not isinstance(block, Block) or block.ends_normalised
     is_cut = not (residual.skip and block.feed_forward_residual.skip)
-    is_sum = layer.sums or getattr(block, "attention_convolution", None)
+    mixes_tokens = layer.sums or getattr(block, "attention_convolution", None)
     for is_refused, part, reason in (
         (type(layer) is not Attention, layer, "has heads that are no products of W_Q, W_K, W_V and W_O"),
         (is_own(layer.score) or layer.score.compare, layer.score, "is no product of query and key"),
@@ -265,7 +265,7 @@ def require_linear(block: Any) -> None:
         (is_cut, residual, "with skip=0 leaves no path between heads"),
         (layer.forget, layer, "with forget=true adds to its scores a decay by the tokens between query and key"),
         (layer.exclusive, layer, "with exclusive=true removes a direction that depends on the token"),
-        (is_sum, layer, "with a convolution or shifted_keys has heads that read several tokens at once"),
+        (mixes_tokens, layer, "with a convolution or shifted_keys has heads that read several tokens at once"),
         (layer.reads_side_inputs, layer, "with value_residual or value_embedding has values that are no product"),
     ):
         if is_refused:

@@ -131,8 +131,8 @@ class Windows(Rows):
 def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int | None = None) -> Int32[np.ndarray, " starts"]:
     """The index of each document's first token in the concatenated rows, and the number of tokens; see `AttentionMask`.
 
-    Each row has `most` starts, so that the shape depends on the number of rows only; None for as many as the row with
-    the most documents. The last start is repeated in rows with fewer documents.
+    Each row has `most` starts, so that the shape depends on the number of rows only; by default, as many as the row
+    with the most documents needs. The last start is repeated in rows with fewer documents.
     """
     changes = np.diff(documents, axis=1) != 0
     row, position = np.nonzero(changes)

@@ -44,8 +44,8 @@ class Drawn(NamedTuple):
 class GeneratedDataModule(DataModule):
     """Sequences of symbols that a program makes, `<eos> s_1 … s_n`, each of which fills one window.
 
-    Only the targets that the sequence determines are scored: loss and accuracy are computed from these alone. A
-    subclass makes the sequences in `_make`.
+    Loss and accuracy are computed from the scored targets alone. A subclass makes the sequences in `_make`, and scores
+    the targets that the sequence determines, or all.
 
     Args:
         seq_len: tokens in a window, `<eos>` included.

@@ -1,4 +1,4 @@
-"""The data modules of generated sequences: induction, associative recall, copying, Bigram-Backcopy, and addition."""
+"""Generated sequences: induction, associative recall, copying, Bigram-Backcopy, and addition modulo p."""
 
 import itertools
 import string
@@ -196,19 +196,18 @@ class CopyDataModule(RandomDataModule):
 
 
 class BigramBackcopyDataModule(RandomDataModule):
-    """A Markov chain in which a trigger is followed by the symbol before it: `<eos> s_1 … s_n`, s_i+1 = s_i-1.
+    """Bigram-Backcopy: `<eos> s_1 … s_n`, s_{i+1} = s_{i-1} after a trigger s_i (Guo et al. 2024, arXiv 2410.13835).
 
-    The Bigram-Backcopy task of Guo et al. 2024 (arXiv 2410.13835). After any other symbol, the next symbol is drawn
-    from a distribution that depends on this symbol alone, so that attention helps only after triggers: elsewhere, a
-    head should add nothing, and comes to attend to the first token. A sequence does not begin with a trigger. Every
-    symbol is a scored target, since a head that adds something elsewhere costs nothing otherwise.
+    After any other symbol, the next symbol is drawn from a distribution that depends on this symbol alone. So attention
+    helps only after triggers: elsewhere, a head should add nothing, and comes to attend to the first token. A sequence
+    does not begin with a trigger. Every symbol is a scored target, so that what a head adds elsewhere has a cost.
 
     In the paper, the distributions are frequencies of pairs of characters in a text, and the most frequent characters
     are triggers. Here, the distributions are drawn from a Dirichlet distribution, and the first symbols are triggers.
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
-        num_triggers: number of symbols that are triggers.
+        num_triggers: number of triggers, the first of the symbols.
         settings: further arguments of `RandomDataModule`.
     """
 

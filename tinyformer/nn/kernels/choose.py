@@ -186,8 +186,7 @@ def _flash_refusal(case: KernelRequirements) -> str | None:
         return f"needs bf16 or fp16 on CUDA, as in mixed precision, not {case.dtype}"
     head_dim = case.head_dim + HEAD_DIM_STEP * len({Feature.SINK, Feature.DECAY} & case.features)
     if head_dim > 256:
-        each = "8 of them for a sink, 8 for a forget gate"
-        return f"takes heads of at most 256 dimensions on CUDA ({each}), not {head_dim}"
+        return f"takes heads of at most 256 dimensions on CUDA (8 for a sink, 8 for a forget gate), not {head_dim}"
     if Feature.DROPOUT in case.features and case.features & _VARLEN:
         return "cannot compute attention dropout together with padding, documents or a window on CUDA"
     return None
@@ -255,7 +254,7 @@ def run_kernel(
     if isinstance(backend, str):
         case = KernelRequirements.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
         backend = select_backend(backend, case)
-    if mask.log_decay is not None:  # it is in `scoring`, too; a kernel may cache what it computes from a mask
+    if mask.log_decay is not None:  # `scoring` has it, and a kernel may cache what it computes from a mask
         mask = replace(mask, log_decay=None)
     return backend.compute(q, k, v, mask, scoring, dropout)
 

@@ -126,12 +126,12 @@ def with_decay(
     v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     scoring: Scoring,
 ) -> tuple[Tensor, Tensor, Tensor, Scoring]:
-    """Add dimensions to queries and keys, by which their dot product includes the decay c_i - c_j of a forget gate.
+    """Add dimensions to queries and keys, so that their dot product includes the decay c_i - c_j of a forget gate.
 
     Queries begin with c_i and 1, keys with 1 and -c_j; keys and values are copied for each query head. In bf16, values
-    near c = -216, as after 2,048 tokens with f = 0.9, are 1 apart. So c is a sum of three values, whose differences are
-    exact if a kernel adds them up in fp32 before the other products. The gradient of f_l is a sum over all later c, and
-    so would be its rounding: gates are trained in fp32.
+    near c = -216, which 2,048 tokens with f = 0.9 reach, are 1 apart. So three values that add up to c take its place,
+    whose differences are exact if a kernel adds them in fp32 before the other products. The gradient of f_l is a sum
+    over all later tokens, in which rounding errors add up, too, so gates are trained in fp32.
     """
     c = scoring.log_decay
     if c is None:

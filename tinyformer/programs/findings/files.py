@@ -123,7 +123,7 @@ class Finding(_Checked):
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
     program: Literal["train", "costs", "kernels"] = "train"  # the program that makes a run
     evaluate: list[str] = []  # overrides of the evaluation that analyses every trained run
-    evaluations: dict[str, list[str]] = {}  # by run, overrides on top of these; runs that are alike are trained once
+    evaluations: dict[str, list[str]] = {}  # further overrides for a run's evaluation; equal runs are trained once
     checks: dict[str, Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
     picture: Picture | None = None  # a picture of the first seed, above the curves
