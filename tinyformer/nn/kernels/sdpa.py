@@ -110,7 +110,7 @@ def _with_sink(
     assert scoring.sink is not None
     logits = (scoring.sink.to(q.dtype) / scoring.scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     q = torch.cat([q, F.pad(logits, (0, HEAD_DIM_STEP - 1))], dim=-1)
-    sink_key = F.one_hot(torch.tensor(k.shape[-1], device=k.device), k.shape[-1] + HEAD_DIM_STEP).to(k.dtype)
+    sink_key = F.pad(k.new_ones(1), (k.shape[-1], HEAD_DIM_STEP - 1))  # on the device: no wait
     k = torch.cat([sink_key.expand(*k.shape[:2], 1, -1), F.pad(k, (0, HEAD_DIM_STEP))], dim=2)
     v = F.pad(v, (0, 0, 1, 0))
     if is_causal:
