@@ -171,21 +171,11 @@ class BaseAttention(SoftmaxAttention):
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
         """The attention weights of a call with `scores` in place of its own; the mask or a score of -∞ hides a key."""
-        (q, k, _), mask = call.qkv, call.mask
-        own = self.scoring(q, k.shape[2], mask, call.is_cross)
-        scoring = replace(own, compare=lambda q, k: scores, mods=(), log_decay=None)
+        (q, k, _), mask = call.qkv, replace(call.mask, log_decay=None)
+        scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
         allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)
         visible = AttentionMask(allowed=allowed if dense is None else allowed & dense)
         return attention_maps(q, k, visible, scoring).weights
-
-    def ablated(self) -> list[bool]:
-        """A flag for each head, True if the head is ablated in every row of the batch."""
-        factors = self.head_gate.factors
-        return [False] * self.num_heads if factors is None else (factors.view(-1, self.num_heads) == 0).all(0).tolist()
-
-    def ablated_maps(self) -> list[bool]:
-        """A flag for each attention map, True if the map's head is ablated."""
-        return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
 
 class Attention(BaseAttention):

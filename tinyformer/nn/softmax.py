@@ -250,6 +250,15 @@ class SoftmaxAttention(nn.Module):
             mods += hide
         return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix, mask.log_decay)
 
+    def ablated(self) -> list[bool]:
+        """A flag for each head, True if the head is ablated in every row of the batch."""
+        factors = self.head_gate.factors
+        return [False] * self.num_heads if factors is None else (factors.view(-1, self.num_heads) == 0).all(0).tolist()
+
+    def ablated_maps(self) -> list[bool]:
+        """A flag for each attention map, True if the map's head is ablated."""
+        return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
+
     def planned_mask(self, mask: AttentionMask, q: Queries) -> AttentionMask:
         """The mask of later calls with queries such as `q`, including the window and the decay of a forget gate."""
         mask = mask.within(self.window)
