@@ -44,7 +44,9 @@ EXTRAS = {
     "t5": SEVERAL | {"position": partial(T5Position, NUM_HEADS, num_buckets=8, max_distance=10)},
     "relative_keys": {"position": partial(ShawPosition, max_distance=3, values=False)},
     "additive": {"score": "additive", "window": 4, "local_gaussian": True},
+    "shifted": {"convolution": "qkv", "shifted_keys": True},
 }
+MADE = [(sharing, extra) for sharing in SHARINGS for extra in EXTRAS if (sharing, extra) != ("mla", "shifted")]
 PRUNED = {"a-group": [3, 4, 5], "unevenly": [0, 1, 4]}
 """Of two K/V heads the first serves heads 0 to 2, the second 3 to 5."""
 
@@ -68,8 +70,7 @@ def pruned(attention: BaseAttention, heads: list[int]) -> BaseAttention:
 
 
 @pytest.mark.parametrize("group", PRUNED)
-@pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("sharing", "extra"), MADE)
 def test_pruned_heads_equal_closed_gates_in_output_gradient_and_maps(sharing, extra, group):
     whole, heads = make(sharing, extra), PRUNED[group]
     smaller, x = pruned(whole, heads), X.clone().requires_grad_()

@@ -220,7 +220,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "dispersion": {"fails": "less", "alike": "softmax"},
     "entropy": {"fails": "loss", "alike": "normed_high"},
     "exact": {"fails": "error", "baseline": IN_BF16, "runs": {"kernels": ["backends=flash"]}},
-    "forgetting": {"fails": "forgetting", "alike": "rotary"},
+    "forgetting": {"fails": "rotary", "alike": "forgetting"},
     "grokking": {"fails": "generalises"},
     "grouped": {"fails": "mqa", "runs": {"mqa": ["attention=mha", "optimizer.lr=0"]}, "steps": 20},
     "heads": {"fails": "one", "alike": "heads_8"},
