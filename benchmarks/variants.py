@@ -1,24 +1,26 @@
-"""Every attention variant at equal steps and equal parameters.
+"""Every attention variant at equal steps and equal parameters, with five seeds.
 
     python benchmarks/variants.py data.files=shakespeare.txt
 
-Trains each variant by `train.py` on the same text, writes `benchmarks/results/variants.json`, and prints the table of
-docs/pages/variants.md. Parameters that a variant has in addition to those of multi-head attention, or lacks, are taken
-from or given to the feed-forward network. Arguments are overrides for all variants, after those of `EQUAL`. On 2 CPU
-cores it takes about 15 minutes.
+Trains each variant by `train.py` on the same text, two at a time, writes `benchmarks/results/variants.json`, and prints
+the table of docs/pages/results.md. Parameters that a variant has in addition to those of multi-head attention, or
+lacks, are taken from or given to the feed-forward network. Arguments are overrides for all variants, after those of
+`EQUAL`. The same command continues where it was stopped: the runs are in `outputs/variants`. On 2 CPU cores it takes about
+an hour.
 """
 
 import json
 import math
-import platform
-import subprocess
+import statistics
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tinyformer.measures.intervals import student_interval
 from tinyformer.programs.doctor import variants
+from tinyformer.programs.findings.records import ENDED, PlannedRun, digest_of
+from tinyformer.programs.findings.running import run_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,17 +80,51 @@ VARIANTS = {
     "value residual": ["attention.value_residual=0.5"],
     "value embeddings": ["attention.value_embedding=[true,false]"],
     "learned residual and x0": ["block.attention_residual.learned=true", "block.attention_residual.embedding=true"],
+    "shifted keys": ["attention.shifted_keys=true"],
+    "convolution of q, k, v": ["attention.convolution=true"],
+    "convolutions in all places": [
+        "attention.convolution=true",
+        "block.attention_convolution=true",
+        "block.feed_forward_convolution=true",
+        "feed_forward.convolution=true",
+    ],
+    "parallel": ["block=parallel"],
     "sandwich": ["block=sandwich"],
     "reordered": ["block=reordered"],
 }
 """The overrides of each; the defaults are multi-head attention, scaled dot products and rotary positions."""
 
 
-def train(overrides: list[str], folder: Path) -> dict[str, Any]:
-    """The results of a run with these overrides."""
-    command = [sys.executable, "train.py", *EQUAL, *overrides, f"hydra.run.dir={folder}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+SEEDS = [0, 1, 2, 3, 4]
+
+
+def planned_runs(given: list[str]) -> list[PlannedRun]:
+    """The runs of all variants, seed by seed."""
+    planned = []
+    for seed in SEEDS:
+        for name, overrides in VARIANTS.items():
+            words = [*EQUAL, *overrides, *given, f"seed={seed}"]
+            folder = ROOT / "outputs" / "variants" / digest_of(words)
+            planned.append(PlannedRun("variants", name, seed, "train", words, folder, []))
+    return planned
+
+
+def read(run: PlannedRun, name: str) -> dict[str, Any]:
+    """A JSON file of a run."""
+    return dict(json.loads((run.folder / name).read_text(encoding="utf-8")))
+
+
+def row_of(runs: list[PlannedRun]) -> dict[str, Any]:
+    """The record of a variant: its losses by seed, and what all of its runs share."""
+    results = [read(run, "results.json") for run in runs]
+    kept = ("num_parameters", "attention_kernel", "steps", "device", "precision")
+    return {
+        "overrides": VARIANTS[runs[0].name],
+        "d_ff": results[0]["matched"]["size"],
+        **{key: results[0][key] for key in kept},
+        "seconds": statistics.median(result["seconds"] for result in results),
+        "val/loss": [result["val/loss"] for result in results],
+    }
 
 
 def unigram_entropy(text: str) -> float:
@@ -97,48 +133,46 @@ def unigram_entropy(text: str) -> float:
     return -sum(count / len(text) * math.log(count / len(text)) for count in counts.values())
 
 
-def table(rows: dict[str, dict[str, object]]) -> str:
-    """The rows in Markdown, the best first."""
-    lines = ["| variant | overrides | `d_ff` | parameters | val loss |", "|---|---|---|---|---|"]
-    for name, row in sorted(rows.items(), key=lambda item: item[1]["val/loss"]):
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows in Markdown, the best first; a difference is one of the mean over seeds, with its 95 % interval."""
+    lines = [
+        "| variant | overrides | `d_ff` | parameters | val loss | minus multi-head |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in sorted(rows.items(), key=lambda item: statistics.fmean(item[1]["val/loss"])):
         overrides = " ".join(f"`{override}`" for override in row["overrides"])
-        lines.append(f"| {name} | {overrides} | {row['d_ff']} | {row['num_parameters']:,} | {row['val/loss']:.3f} |")
+        mean = statistics.fmean(row["val/loss"])
+        pairs = zip(row["val/loss"], rows["multi-head"]["val/loss"], strict=True)
+        differences = [loss - plain for loss, plain in pairs]
+        low, high = student_interval(differences)
+        effect = f"{statistics.fmean(differences):+.3f} [{low:+.3f}, {high:+.3f}]" if row["overrides"] else ""
+        cells = (name, overrides, row["d_ff"], f"{row['num_parameters']:,}", f"{mean:.3f}", effect)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Train all, print the table, and write the figures."""
+    """Make the runs that are missing, write the figures, and print the table."""
     given = sys.argv[1:]
     files = [Path(word.partition("=")[2]) for word in given if word.startswith("data.files=")]
     if len(files) != 1 or not files[0].is_file():
         sys.exit("One text is needed: python benchmarks/variants.py data.files=shakespeare.txt")
     given = [word if not word.startswith("data.files=") else f"data.files={files[0].resolve()}" for word in given]
-    rows = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (name, overrides) in enumerate(VARIANTS.items()):
-            results = train([*overrides, *given], Path(folder) / f"run-{number}")
-            d_ff = results["matched"]["size"]
-            kept = ("val/loss", "num_parameters", "attention_kernel", "seconds", "steps", "device", "precision")
-            rows[name] = {"overrides": overrides, "d_ff": d_ff, **{key: results[key] for key in kept}}
-            print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}  d_ff {d_ff}", flush=True)
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
+    planned = planned_runs(given)
+    if run_all(planned, num_jobs=2):
+        sys.exit("Some runs failed.")
     record = {
-        "command": [
-            "python",
-            "benchmarks/variants.py",
-            *(word.replace(f"{files[0].resolve().parent}/", "") for word in given),
-        ],
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "commit": commit.strip(),
+        "command": ["python", *sys.argv],
+        **{key: read(planned[0], ENDED)[key] for key in ("machine", "versions")},
+        "commits": sorted({read(run, ENDED)["commit"] for run in planned}),
         "equal": EQUAL,
+        "seeds": SEEDS,
         "unigram_entropy": unigram_entropy(files[0].read_text(encoding="utf-8")),
-        "variants": rows,
+        "variants": {name: row_of([run for run in planned if run.name == name]) for name in VARIANTS},
     }
     target = ROOT / "benchmarks" / "results" / "variants.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(table(rows))
+    print(table(record["variants"]))
 
 
 if __name__ == "__main__":

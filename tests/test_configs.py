@@ -123,7 +123,7 @@ def test_each_documented_variant_was_brought_below_the_unigram_entropy() -> None
     record = json.loads((ROOT / "benchmarks" / "results" / "variants.json").read_text())
     rows = record["variants"]
     assert {name: row["overrides"] for name, row in rows.items()} == benchmark["VARIANTS"]
-    assert all(row["val/loss"] < record["unigram_entropy"] for row in rows.values())
-    assert benchmark["table"](rows) in (ROOT / "docs" / "pages" / "variants.md").read_text()
+    assert all(max(row["val/loss"]) < record["unigram_entropy"] for row in rows.values())
+    assert benchmark["table"](rows) in (ROOT / "docs" / "pages" / "results.md").read_text()
     # One unit of d_ff is 1,024 parameters in 4 layers of 128.
     assert all(abs(row["num_parameters"] - rows["multi-head"]["num_parameters"]) <= 512 for row in rows.values())
