@@ -1,7 +1,9 @@
 """Scores, positions, and latent and differential attention: by hand, and by the formulas in float64."""
 
+import importlib.metadata
 import itertools
 import math
+import runpy
 from functools import partial
 
 import pytest
@@ -125,6 +127,20 @@ def test_forgetting_adds_the_logarithms_of_all_gates_from_the_key_to_the_query()
     for backend in ("eager", "sdpa", "flash"):
         layer.backend = backend
         assert error(layer(X, CAUSAL), expected) <= 1e-12, backend
+
+
+def test_forgetting_is_that_of_flash_linear_attention():
+    """In fp32; its module is read by itself, as its package imports Triton."""
+    files = importlib.metadata.files("fla-core")
+    (path,) = (file.locate() for file in files if file.match("forgetting_attn/naive.py"))
+    layer, x = make("gqa+forget", window=5).requires_grad_(), tokens(2, 9).requires_grad_()
+    q, k, v = (each.transpose(1, 2) for each in layer.project(x))
+    decay = torch.nn.functional.logsigmoid(layer.forget.proj(x))
+    heads = runpy.run_path(str(path))["naive_forgetting_attn"](q, k, v, decay, window_size=5)
+    outputs = layer(x, CAUSAL), layer.o_proj(heads.flatten(2))
+    given = [x, layer.forget.proj.weight]
+    gradients = [torch.autograd.grad(output, given, x.detach(), retain_graph=True) for output in outputs]
+    torch.testing.assert_close(*zip(outputs, *zip(*gradients, strict=True), strict=True), atol=1e-5, rtol=1e-5)
 
 
 @BOTH

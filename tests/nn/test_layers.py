@@ -162,9 +162,12 @@ def test_exclusive_attention_removes_the_own_value_as_in_transformers():
 
     theirs = NeoMMEExclusiveSelfAttention(SimpleNamespace(num_attention_heads=4, num_key_value_heads=2))
     nn.init.constant_(theirs.alpha, 50.0)  # tanh(50) = 1
-    layer, x = randomised(Attention(32, 4, 2, exclusive=True)), torch.randn(2, 7, 32)
+    layer, x = randomised(Attention(32, 4, 2, exclusive=True)), torch.randn(2, 7, 32, requires_grad=True)
     plain, mask = Attention(32, 4, 2), AttentionMask(causal=True)
     plain.load_state_dict(layer.state_dict())
     qkv = plain.inputs(x, mask).qkv
     expected = theirs(plain.attend(qkv, mask, is_cross=False).transpose(1, 2), qkv.v)
-    torch.testing.assert_close(layer(x, mask), layer.o_proj(expected.flatten(-2)), atol=1e-5, rtol=1e-5)
+    outputs = layer(x, mask), layer.o_proj(expected.flatten(-2))
+    gradients = [torch.autograd.grad(output, x, x.detach())[0] for output in outputs]
+    for pair in (outputs, gradients):
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)

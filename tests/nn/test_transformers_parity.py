@@ -243,13 +243,35 @@ def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> N
         assert error(state_or_gradient, reference) <= 1e-5
 
 
-def test_queries_and_keys_are_normalised_over_all_heads_as_in_olmo2() -> None:
-    theirs = hugging_face("Olmo2", **LLAMA_SIZES, **GROUPED, rms_norm_eps=1e-2)
-    ours = Attention(D_MODEL, **GROUPS, position=ROTARY, qk_norm="projection", qk_norm_eps=1e-2, backend="eager")
-    ours.load_state_dict(theirs.layers[1].self_attn.state_dict())
+def olmo2_layer(eps: float) -> tuple[nn.Module, nn.Module, Weights, dict[str, Any]]:
+    """Queries and keys are normalised over all heads at once."""
+    theirs = hugging_face("Olmo2", **LLAMA_SIZES, **GROUPED, rms_norm_eps=eps)
+    layer = theirs.layers[1].self_attn
+    return layer, theirs.rotary_emb, layer.state_dict(), {"position": ROTARY, "qk_norm": "projection"}
+
+
+def qwen3_next_layer(eps: float) -> tuple[nn.Module, nn.Module, Weights, dict[str, Any]]:
+    """Each element of the output has a gate; 0.4 of each head rotates, and norms are stored minus 1."""
+    rotated = {"rope_parameters": LLAMA_SIZES["rope_parameters"] | {"partial_rotary_factor": 0.4}}
+    types = {"layer_types": ["full_attention"] * LAYERS, "num_experts": 0, "mlp_only_layers": [*range(LAYERS)]}
+    theirs = hugging_face("Qwen3Next", **LLAMA_SIZES | rotated, **GROUPED, **types, rms_norm_eps=eps)
+    layer = theirs.layers[1].self_attn
+    weights = {name: 1 + weight if "norm" in name else weight for name, weight in layer.state_dict().items()}
+    q_proj, gate = weights["q_proj.weight"].unflatten(0, (6, 2, -1)).unbind(1)
+    weights |= {"q_proj.weight": q_proj.flatten(0, 1), "output_gate.proj.weight": gate.flatten(0, 1)}
+    weights["output_gate.proj.bias"] = torch.zeros(6 * HEAD_DIM)
+    options = {"position": partial(ROTARY, fraction=0.4), "qk_norm": True, "gate": "elementwise"}
+    return layer, theirs.rotary_emb, weights, options
+
+
+@pytest.mark.parametrize("twins", [olmo2_layer, qwen3_next_layer])
+def test_a_layer_of_attention_is_theirs(twins: Callable[[float], tuple[nn.Module, nn.Module, Weights, Any]]) -> None:
+    layer, rotary, weights, options = twins(1e-2)
+    ours = Attention(D_MODEL, **GROUPS, **options, qk_norm_eps=1e-2, backend="eager")
+    ours.load_state_dict(weights)
     x, upstream = torch.randn(2, 2, SEQ, D_MODEL, generator=torch.Generator().manual_seed(1))
-    rotation, hidden = theirs.rotary_emb(x, torch.arange(SEQ)[None]), torch.full((SEQ, SEQ), -torch.inf).triu(1)
-    expected, _ = theirs.layers[1].self_attn(x.requires_grad_(), rotation, hidden[None, None])
+    rotation, hidden = rotary(x, torch.arange(SEQ)[None]), torch.full((SEQ, SEQ), -torch.inf).triu(1)
+    expected, _ = layer(x.requires_grad_(), rotation, hidden[None, None])
     outputs = ours(x, CAUSAL), expected
     assert error(*outputs) <= 1e-5
     assert error(*(torch.autograd.grad(output, x, upstream)[0] for output in outputs)) <= 1e-5
