@@ -397,7 +397,7 @@ BREAKS = (
     ),
     Break(
         "padding_in_mean_outputs",
-        "measures/capture.py",
+        "measures/batches.py",
         "device=tokens.device) < lengths.unsqueeze(1)",
         "device=tokens.device) <= lengths.unsqueeze(1)",
         ("tests/analysis/test_ablation.py",),

@@ -5,8 +5,8 @@
 Trains each variant by `train.py` on the same text, two at a time, writes `benchmarks/results/variants.json`, and prints
 the table of docs/pages/results.md. Parameters that a variant has in addition to those of multi-head attention, or
 lacks, are taken from or given to the feed-forward network. Arguments are overrides for all variants, after those of
-`EQUAL`. The same command continues where it was stopped: the runs are in `outputs/variants`. On 2 CPU cores it takes about
-an hour.
+`EQUAL`. The same command continues where it was stopped: the runs are in `outputs/variants`. On 2 CPU cores it takes
+about an hour.
 """
 
 import json

@@ -10,7 +10,8 @@ from nn.variants import NAMES, documents, factory, network
 from analysis.contexts import CAUSAL, loud_transformer
 from tinyformer.hardware import peak_bytes
 from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_weights
-from tinyformer.measures.capture import attention_calls, of_one_length
+from tinyformer.measures.batches import of_one_length
+from tinyformer.measures.capture import attention_calls
 from tinyformer.measures.probe import Probe, measure_heads
 from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.measures.capture import TokenPair, attention_calls, decoded_pair, head_label, map_names
+from tinyformer.measures.batches import TokenPair, decoded_pair
+from tinyformer.measures.capture import attention_calls, head_label, map_names
 from tinyformer.measures.intervals import Losses
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network
 from tinyformer.nn.heads import Address, layer_title

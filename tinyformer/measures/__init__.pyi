@@ -1,16 +1,13 @@
+from .batches import TokenPair, decoded_pair, of_one_length, pairs_of
 from .capture import (
     Axes,
     CapturedMaps,
-    TokenPair,
     axes_of,
     capture_attention,
     capture_pair,
     capture_weights,
-    decoded_pair,
     head_label,
     map_names,
-    of_one_length,
-    pairs_of,
 )
 from .events import TRAITS, Event, EventDetector, Trait, head_labels, head_roles, head_traits
 from .formulas import repeated_tokens

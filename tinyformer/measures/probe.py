@@ -13,7 +13,8 @@ from torch import Tensor
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import Batch
 from tinyformer.files import finite
-from tinyformer.measures.capture import CapturedMaps, TokenPair, capture_pair, capture_weights, map_names
+from tinyformer.measures.batches import TokenPair
+from tinyformer.measures.capture import CapturedMaps, capture_pair, capture_weights, map_names
 from tinyformer.measures.events import TRAITS, Trait, head_labels
 from tinyformer.measures.formulas import repeated_tokens
 from tinyformer.measures.table import (

@@ -27,7 +27,7 @@ from tinyformer.analysis import AnalysisContext, LogitLens
 from tinyformer.analysis.causes.lens import fit_translator, log_probs, streams_of, targets_of
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import rows_of
+from tinyformer.measures.batches import rows_of
 from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, PreNormBlock, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM
 

@@ -27,7 +27,8 @@ from tinyformer.analysis.atlas.tally import (
 )
 from tinyformer.analysis.context import AnalysisContext
 from tinyformer.data.batches.windows import Batch, tensors
-from tinyformer.measures.capture import PassIsComplete, queries_by_kind, running_hooks
+from tinyformer.measures.batches import queries_by_kind
+from tinyformer.measures.capture import PassIsComplete, running_hooks
 from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, is_own
 from tinyformer.report.page import as_bytes

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import Batch
 from tinyformer.measures import formulas
-from tinyformer.measures.capture import queries_by_kind
+from tinyformer.measures.batches import queries_by_kind
 from tinyformer.nn import AttentionMask
 
 Entries: TypeAlias = dict[str, Tensor]

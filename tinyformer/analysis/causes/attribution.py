@@ -17,7 +17,7 @@ from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, la
 from tinyformer.analysis.texts.relation_lines import compare
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import rows_of
+from tinyformer.measures.batches import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, Block, ClassReadout, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title, without_own_value

@@ -15,7 +15,7 @@ from tinyformer.analysis.causes.prompts import exact_pass, read_text
 from tinyformer.analysis.context import AnalysisContext, Text, Trained
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import queries_by_kind, rows_of
+from tinyformer.measures.batches import queries_by_kind, rows_of
 from tinyformer.measures.intervals import Change, Losses
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.report.charts import lines

@@ -15,7 +15,7 @@ from torch import Tensor
 from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import pairs_of, without_padding
+from tinyformer.measures.batches import pairs_of, without_padding
 from tinyformer.measures.points import intervention
 from tinyformer.nn import Encoder, EncoderDecoder, Network, ParallelBlock, Residual
 from tinyformer.report.charts import lines

@@ -19,7 +19,8 @@ from tinyformer.analysis.over_training.over_steps import events_of_snapshots, re
 from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import require_choice
 from tinyformer.files import finite
-from tinyformer.measures.capture import queries_by_kind, running_hooks
+from tinyformer.measures.batches import queries_by_kind
+from tinyformer.measures.capture import running_hooks
 from tinyformer.measures.events import Event
 from tinyformer.measures.formulas import effective_rank
 from tinyformer.measures.points import forward_pass, matching, points_of

@@ -15,7 +15,8 @@ from torch import Tensor
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed
 from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.measures.capture import queries_by_kind, running_hooks
+from tinyformer.measures.batches import queries_by_kind
+from tinyformer.measures.capture import running_hooks
 from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.report.result import AnalysisResult

@@ -11,7 +11,8 @@ import torch
 from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import TokenPair, capture_pair, map_names, map_title, pairs_of
+from tinyformer.measures.batches import TokenPair, pairs_of
+from tinyformer.measures.capture import capture_pair, map_names, map_title
 from tinyformer.measures.words import words_of
 from tinyformer.nn import EncoderDecoder
 from tinyformer.report.result import AnalysisResult, naming_ablated

@@ -15,18 +15,8 @@ from torch import Tensor
 from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.analysis.removal.ablation import head_importance
 from tinyformer.files import finite
-from tinyformer.measures.capture import (
-    Axes,
-    CapturedMaps,
-    TokenPair,
-    axes_of,
-    capture_pair,
-    capture_weights,
-    head_label,
-    pairs_of,
-    queries_by_kind,
-    without_padding,
-)
+from tinyformer.measures.batches import TokenPair, pairs_of, queries_by_kind, without_padding
+from tinyformer.measures.capture import Axes, CapturedMaps, axes_of, capture_pair, capture_weights, head_label
 from tinyformer.measures.events import TRAITS, Trait, control_of, head_labels
 from tinyformer.measures.probe import HeadMeasures, Probe, make_probes, measure_heads, measure_pairs
 from tinyformer.measures.table import MEASURES, PATTERNS
