@@ -87,7 +87,7 @@ def mistake_in(*overrides: str) -> str:
         # Told by Hydra, in words of its own.
         ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: by_layer, conv, *"),
         ("num_heads=4", "num_heads: there is no such key. Did you mean model.num_heads*"),
-        ("block.attention_residual.skp=0", "block.attention_residual.skp: there is no such key. Did you mean *skip or *"),
+        ("block.attention_residual.learnt=true", "*: there is no such key. Did you mean *_residual.learned?"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
         ("--multirun --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
@@ -214,11 +214,16 @@ def _unknown_key(key: str, program: str) -> str:
 
 
 def _similar_key(key: str, program: str) -> str:
-    """A suggestion of keys that are spelled like `key`, or end like it; if there are none, a hint at --help."""
+    """A suggestion of keys of the same node, else of keys spelled like `key`, else of keys that end like it."""
     if key in OTHER_NAMES:
         return f" Did you mean {OTHER_NAMES[key]}?"
     keys = [known for known in values_of_keys() if known.partition(".")[0] in axes_of(program) | read(program)]
-    by_last_part = {known.rpartition(".")[2]: known for known in reversed(keys)}
-    close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
-    by_last = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
-    return nearest(key, keys) or by_last or " --help lists the axes."
+    node, dot, last = key.rpartition(".")
+
+    def by_last(known: Sequence[str], limit: int) -> str:
+        parts = {each.rpartition(".")[2]: each for each in reversed(known)}
+        close = difflib.get_close_matches(last, parts, n=limit)
+        return f" Did you mean {' or '.join(parts[part] for part in close)}?" if close else ""
+
+    siblings = [known for known in keys if dot and known.rpartition(".")[0] == node]
+    return by_last(siblings, 1) or nearest(key, keys) or by_last(keys, 3) or " --help lists the axes."
