@@ -44,7 +44,6 @@ TITLES = {
     "differential": "differential",
     "score dot": "dot",
     "score general": "general",
-    "score additive, ALiBi": "additive+alibi",
     "ALiBi": "alibi",
     "relative (Shaw)": "relative",
     "relative, keys only": "relative_keys",
