@@ -115,6 +115,11 @@ def mistake_in(*overrides: str) -> str:
             "position.relative.base=[]",
             "position.relative.base=[]: must have a value*; *=10000.0 works.",
         ),
+        ("attention.value_residual=2", "*value_residual=2*: must be from 0 to 1; attention.value_residual=0.5 works."),
+        (
+            "attention=mla attention.value_embedding=true",
+            "attention.value_embedding=true: mixes values; *; attention.value_embedding=false works.",
+        ),
         ("attention=lstm model.pruned_heads=[[0,1]]", "model.pruned_heads=[[0,1]]: *LSTM has no heads; *=[] works."),
         ("generate.top_k=0", "generate.top_k=0: must be *; generate.top_k=* works."),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),

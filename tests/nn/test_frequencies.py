@@ -59,9 +59,19 @@ def test_rotated_queries_are_those_of_transformers(options, expected):
         ({"scaling": "yarm", "factor": 2.0}, "scaling='yarm': must be one of linear, ntk, yarn, llama3"),
         ({"factor": 4.0}, "factor=4.0: must be above 1 with a scaling, and 1 without; "),
         ({"scaling": "yarn"}, "factor=1.0: must be above 1 with a scaling, and 1 without; "),
+        ({"base": 1}, "base=1: must be above 1; base=10000.0 works"),
+        ({"original_seq_len": 5}, "original_seq_len=5: has an effect only with the scaling yarn or llama3; "),
     ],
 )
 def test_mistakes_name_a_value_that_works(options, message):
     with pytest.raises(ArgumentError) as caught:
         RotaryPosition(SEQ, HEAD_DIM, **options)
     assert message in str(caught.value)
+    assert not caught.value.works or RotaryPosition(SEQ, HEAD_DIM, **options | caught.value.works)
+
+
+def test_shares_of_dimensions_are_not_rounded_down():
+    """30 / 44 of 44 is 29.999…, and 0.58 of 50 is 28.999…"""
+    position = RotaryPosition(SEQ, 44, fraction=30 / 44)
+    assert position.dim == 30
+    assert RotaryPosition(SEQ, 100, p=0.58).cos[1, :50].lt(1).sum() == 29

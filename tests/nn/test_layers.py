@@ -22,6 +22,7 @@ from tinyformer.nn import (
     Residual,
     vocabulary_cross_entropy,
 )
+from tinyformer.nn.heads import without_own_value
 from tinyformer.nn.readout import IGNORED, TargetNats, padded_scores
 
 
@@ -171,3 +172,5 @@ def test_exclusive_attention_removes_the_own_value_as_in_transformers():
     gradients = [torch.autograd.grad(output, x, x.detach())[0] for output in outputs]
     for pair in (outputs, gradients):
         torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+    v = torch.randn(1, 2, 5, 32).bfloat16()  # of tokens that see themselves alone
+    assert without_own_value(v, v).abs().max() <= 1e-6

@@ -6,10 +6,11 @@ import lightning as L
 import torch
 from analysis.contexts import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
+from nn.variants import mha, network
 
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import IGNORED
-from tinyformer.nn import ClassReadout, SpanReadout, Transformer
+from tinyformer.nn import ClassReadout, PreNormBlock, Residual, SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.metrics import Report
@@ -28,10 +29,12 @@ class OwnTask(CausalLM):
         return super().loss(network, batch) + penalty
 
 
+MIXED = partial(mha, value_residual=0.5, value_embedding=True, vocab_size=50)
+LEARNED = partial(PreNormBlock, attention_residual=partial(Residual, learned=True, embedding=True))
 TASKS = {
     "causal_lm": (CausalLM(), make_transformer),
     "seq2seq": (Seq2Seq(label_smoothing=0.1), lambda: loud_encoder_decoder().train()),
-    "masked_lm": (MaskedLM(), make_transformer),
+    "masked_lm": (MaskedLM(), lambda: network(MIXED, kind=LEARNED).train()),
     "classification": (
         Classification(LABELS, label_smoothing=0.1),
         lambda: Transformer(make_encoder(), partial(ClassReadout, labels=LABELS)),

@@ -98,6 +98,9 @@ class BaseAttention(SoftmaxAttention):
             reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); the other sequence is `context`"
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross, num_behind = context is not None, 0
+        if is_cross and (self.exclusive or self.sums):
+            reason = "must be None: `exclusive`, `convolution` and `shifted_keys` need queries and keys of one sequence"
+            raise ArgumentError("context", "a tensor", reason, {"context": None})
         mask = (context_mask if is_cross else mask) or AttentionMask()
         if context is not None and self.window is not None and self.gaussian is None:
             first = 0 if cache is None else cache.count_queries(x.shape[1])

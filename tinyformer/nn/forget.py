@@ -11,11 +11,11 @@ from tinyformer.nn.maps import Tokens
 
 
 class ForgetGate(nn.Module):
-    """score_ij ← score_ij + Σ_{l=j+1..i} log f_l with f_l = σ(W x_l + b) (Lin et al. 2025, FoX, arXiv 2503.02130).
+    """The forget gates of FoX (Lin et al. 2025, arXiv 2503.02130): f_l = σ(W x_l + b) for each query head and token l.
 
-    Each query head has a gate f_l at each token l; with f_l = 1, it forgets nothing. With c_i = Σ_{l≤i} log f_l, the
-    sum is c_i - c_j. Eager and flex add it to the scores, sdpa and flash compute it by further dimensions of queries
-    and keys (`with_decay`). As in flash-linear-attention, b starts at 0, so that f is about 0.5 at first.
+    score_ij ← score_ij + Σ_{l=j+1..i} log f_l. A head with f_l = 1 forgets nothing. With c_i = Σ_{l≤i} log f_l, the
+    sum is c_i - c_j. Eager and flex add it to the scores, sdpa and flash add dimensions to queries and keys
+    (`with_decay`). As in flash-linear-attention, b starts at 0, so that f is about 0.5 at first.
     """
 
     def __init__(self, d_model: int, num_heads: int, kind: str | None = None) -> None:

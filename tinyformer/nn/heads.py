@@ -175,14 +175,16 @@ class OutputGate(nn.Module):
 def without_own_value(
     heads: Float[Tensor, "batch num_heads q_seq v_head_dim"], v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """y_i - (y_i · v̂_i) v̂_i: exclusive self-attention, XSA (2026, arXiv 2603.09078).
+    """Exclusive self-attention, XSA (arXiv 2603.09078): y_i - (y_i · v̂_i) v̂_i with v̂_i = v_i / ‖v_i‖.
 
-    Each head's output loses its part in the direction of the value of the query's own token, v̂_i = v_i / ‖v_i‖. The
-    last query is at the position of the last key.
+    Each head's output loses its part in the direction of the value of the query's own token. The last query is at the
+    position of the last key. The first token sees itself alone, and its output is 0 but for rounding, in fp32 at least:
+    a norm of the output would amplify more.
     """
     own = v[..., -heads.shape[2] :, :].repeat_interleave(heads.shape[1] // v.shape[1], dim=1)
-    unit = F.normalize(own.to(torch.promote_types(v.dtype, torch.float32)), dim=-1).to(heads.dtype)
-    return heads - (heads * unit).sum(dim=-1, keepdim=True) * unit
+    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    unit = F.normalize(own.to(wide.dtype), dim=-1)
+    return (wide - (wide * unit).sum(dim=-1, keepdim=True) * unit).to(heads.dtype)
 
 
 # Pruning: the smaller layer computes what the layer with these heads ablated computes.
@@ -193,10 +195,7 @@ def require_prunable(layer: "tinyformer.nn.attention.BaseAttention") -> None:
     if isinstance(getattr(layer, "q_norm", None), ProjectionNorm):
         reason = "divides all heads by one root mean square, which pruning would change; heads can be ablated"
         raise ArgumentError("qk_norm", "projection", reason)
-    if layer.reads_side_inputs:
-        reason = "mixes values of all K/V heads, so no head can be removed; ablated_heads sets the output of heads to 0"
-        name, value = ("value_residual", None) if layer.gives_first_values else ("value_embedding", False)
-        raise ArgumentError(name, True, reason, {name: value})
+    layer.refuse_mixed_values("adds values that pruning does not change; `ablated_heads` sets the output of heads to 0")
 
 
 def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[int]) -> None:

@@ -78,9 +78,7 @@ class LatentAttention(BaseAttention):
         rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)  # even
         v_head_dim = v_head_dim or head_dim
         super().__init__(d_model, num_heads, head_dim + rope_head_dim, v_head_dim, rope_head_dim, **options)
-        if self.reads_side_inputs:
-            reason = "mixes values; in latent attention, a cache holds latents in place of values"
-            raise ArgumentError("value_residual", options.get("value_residual"), reason, {"value_residual": None})
+        self.refuse_mixed_values("mixes values; in latent attention, a cache holds latents in place of values")
         if self.exclusive:
             reason = "removes values from the output; in latent attention, a cache holds latents in place of values"
             raise ArgumentError("exclusive", True, reason, {"exclusive": False})

@@ -164,8 +164,8 @@ class Residual(nn.Module):
         super().__init__()
         self.skip = _scale_of_layer("skip", skip, layer_index, num_layers)
         self.branch = _scale_of_layer("branch", branch, layer_index, num_layers)
-        self.factor = nn.Parameter(torch.ones(())) if learned else None
-        self.embedding_factor = nn.Parameter(torch.zeros(())) if embedding else None
+        self.factor = nn.Parameter(torch.ones(1)) if learned else None  # one element: FSDP shards no scalars
+        self.embedding_factor = nn.Parameter(torch.zeros(1)) if embedding else None
 
     @property
     def scale(self) -> float | Tensor:

@@ -95,7 +95,7 @@ class AttentionMask:
 
     def to(self, device: str | torch.device) -> "AttentionMask":
         """A copy of this mask with its tensors on a device."""
-        names = ("lengths", "documents", "document_starts", "allowed", "log_decay")
+        names = ("lengths", "documents", "document_starts", "allowed")
         tensors = {name: tensor.to(device) for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **tensors)
 

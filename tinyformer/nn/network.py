@@ -151,7 +151,7 @@ def require_equal_values(layers: nn.ModuleList) -> None:
             continue
         if given != (sizes := (layer.num_kv_heads, layer.v_head_dim)):
             reason = f"needs a first layer with {sizes[0]} K/V heads of {sizes[1]} dimensions, as in later layers"
-            raise ArgumentError("value_residual", True, reason, {"value_residual": None})
+            layer.refuse_mixed_values(reason)
 
 
 class Decoder(Encoder):

@@ -24,7 +24,7 @@ def of_layer(argument: str, pattern: Sequence[T], layer_index: int, works: Any) 
 def by_layer(pattern: Sequence[str], kinds: Mapping[str, Any], layer_index: int = 0, **given: Any) -> Any:
     """Make the attention or the relative position of one layer, of the kind `pattern[layer_index % len(pattern)]`.
 
-    So three layers of four rotate queries and keys, as in SmolLM3, after Yang et al. 2025 (arXiv 2501.18795):
+    For example, SmolLM3 rotates queries and keys in three of four layers (after Yang et al. 2025, arXiv 2501.18795):
 
         kinds = {"rope": partial(RotaryPosition, 256), "nope": RelativePosition}
         position = partial(by_layer, ["rope", "rope", "rope", "nope"], kinds)

@@ -43,8 +43,8 @@ class _Fp32Tables(nn.Module):
         super()._apply(fn, recurse)
         for name, table in tables.items():
             cast = getattr(self, name)
-            if cast.dtype.itemsize < table.dtype.itemsize:
-                setattr(self, name, table.to(cast.device))
+            if cast.dtype.itemsize < torch.float32.itemsize:
+                setattr(self, name, table.float().to(cast.device))
         return self
 
 
@@ -143,17 +143,23 @@ class RotaryPosition(RelativePosition):
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
-        self.dim = int(fraction * head_dim)
+        require_at_least(1, {"original_seq_len": 256}, original_seq_len=original_seq_len)
+        if original_seq_len is not None and scaling not in ("yarn", "llama3"):
+            reason = "has an effect only with the `scaling` yarn or llama3"
+            raise ArgumentError("original_seq_len", original_seq_len, reason, {"original_seq_len": None})
+        self.dim = int(fraction * head_dim + 1e-9)  # 15/22 of 44 dimensions are 30, not 29.999…
         if self.dim % 2 or not self.dim:
             reason = f"must rotate an even number of dimensions, and rotates {self.dim} of {head_dim}"
             raise ArgumentError("fraction", fraction, reason, {"fraction": 2 * (self.dim // 2 + 1) / head_dim})
         self.max_seq_len = max_seq_len
         base = of_layer("base", base if isinstance(base, Sequence) else [base], layer_index, 10_000.0)
+        if base <= 1:
+            raise ArgumentError("base", base, "must be above 1", {"base": 10_000.0})
         frequencies = geometric(self.dim, base)
         if scaling is not None:
             require_choice("scaling", scaling, SCALINGS)
             frequencies = SCALINGS[scaling](frequencies, base, factor, original_seq_len or max_seq_len / factor)
-        frequencies[int(p * len(frequencies)) :] = 0.0
+        frequencies[max(1, int(p * len(frequencies) + 1e-9)) :] = 0.0
         of_positions, scale = angles(max_seq_len, frequencies), magnitude(scaling, factor)
         cos, sin = (scale * of_positions.cos()).float(), (scale * of_positions.sin()).float()
         # Stored for both halves: products of whole vectors are faster than concatenating products of halves.

@@ -207,10 +207,11 @@ def softcap(cap: float) -> ScoreMod:
 
 
 class SSMax(nn.Module):
-    """score ← s log(n) · score, with n the number of keys that the query sees (Nakanishi 2025, arXiv 2501.19399).
+    """Scalable softmax (Nakanishi 2025, arXiv 2501.19399): score ← s log(n) · score, for n visible keys.
 
     So attention to a few keys does not disperse in longer texts. Each head learns s, which starts at 0.43, as in the
-    paper. The factor is that of the query: biases of positions are not multiplied.
+    paper. The factor is that of the query: biases of positions are not multiplied. n
+    includes keys outside a predicted window.
     """
 
     def __init__(self, num_heads: int) -> None:

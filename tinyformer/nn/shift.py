@@ -52,7 +52,7 @@ class CausalSum(nn.Module):
 
 
 class ShortConvolution(CausalSum):
-    """y_j = x_j + Σ_t h_t ⊙ x_{j-t} with t from 0 to 3: a Canon layer (Allen-Zhu 2025, arXiv 2512.17351).
+    """A Canon layer (Allen-Zhu 2025, arXiv 2512.17351): y_j = x_j + Σ_t h_t ⊙ x_{j-t} with t from 0 to 3.
 
     Each dimension has its own filter h, which starts at 0: the identity.
     """
@@ -65,14 +65,15 @@ class ShortConvolution(CausalSum):
         self.filters = nn.Parameter(torch.zeros(width, 1, self.reach + 1))
 
     def weights(self) -> Float[Tensor, "steps width"]:
-        own, *others = self.filters[:, 0].flip(1).T
+        wide = self.filters.to(torch.promote_types(self.filters.dtype, torch.float32))  # bf16 rounds 1.003 to 1
+        own, *others = wide[:, 0].flip(1).T
         return torch.stack([1 + own, *others])
 
 
 class ShiftedKeys(CausalSum):
-    """k'_j = σ(a) k_j + (1 - σ(a)) k_{j-1}, with an a for each K/V head (Olsson et al. 2022, arXiv 2209.11895).
+    """The shift of keys: k'_j = σ(a) k_j + (1 - σ(a)) k_{j-1} (Olsson et al. 2022, arXiv 2209.11895).
 
-    a starts at 0, where k'_j is the mean of both keys; no finite a is the identity.
+    Each K/V head has an a, which starts at 0, where k'_j is the mean of both keys; no finite a is the identity.
     """
 
     reach = 1

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.errors import ArgumentError
 from tinyformer.nn.layers import Stream
 
 Values: TypeAlias = Float[Tensor, "batch num_kv_heads seq v_head_dim"]
@@ -27,9 +28,9 @@ class SideInputs(NamedTuple):
 
 
 class ValueResidual(nn.Module):
-    """v ← λ₁ v + λ₂ v₁, where v₁ are the values of the first layer (ResFormer, Zhou et al. 2024, arXiv 2410.17897).
+    """The value residual of ResFormer: v ← λ₁ v + λ₂ v₁, with the first layer's values v₁ (arXiv 2410.17897).
 
-    Each layer learns its λ₁ and λ₂.
+    Each layer but the first learns its λ₁ and λ₂ (Zhou et al. 2024).
 
     Args:
         share: initial value of λ₂; λ₁ starts at 1 - `share`. 0 is the identity.
@@ -37,7 +38,9 @@ class ValueResidual(nn.Module):
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self.factors = nn.Parameter(torch.tensor([1 - share, share]))
+        if not 0 <= share <= 1:
+            raise ArgumentError("value_residual", share, "must be from 0 to 1", {"value_residual": 0.5})
+        self.factors = nn.Parameter(torch.tensor([1.0 - share, float(share)]))
 
     def forward(self, v: Values, first_values: Values) -> Values:
         own, first = self.factors.to(v.dtype)
@@ -45,7 +48,7 @@ class ValueResidual(nn.Module):
 
 
 class ValueEmbedding(nn.Module):
-    """v ← v + λ E[token], with a table E of one value per token and K/V head (modded-nanogpt).
+    """Value embeddings, as in modded-nanogpt: v ← v + λ E[token], with a value in E for each token and K/V head.
 
     The layer learns E and λ, which starts at 0: the identity.
     """
@@ -54,7 +57,7 @@ class ValueEmbedding(nn.Module):
         super().__init__()
         self.num_kv_heads = num_kv_heads
         self.table = nn.Embedding(vocab_size, num_kv_heads * v_head_dim)
-        self.factor = nn.Parameter(torch.zeros(()))
+        self.factor = nn.Parameter(torch.zeros(1))
 
     def forward(self, v: Values, tokens: Int[Tensor, "batch seq"]) -> Values:
         looked_up = self.table(tokens).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)

@@ -38,7 +38,7 @@ class AttentionOptions(TypedDict, total=False):
             that repeats over the layers: [128, 128, None] is two local layers, then a global one.
         local_gaussian: whether to weigh the keys of the window by a Gaussian around a predicted centre, see
             `LocalGaussian`; in cross-attention, the window is around that centre, too.
-        ssmax: whether scores are multiplied by a learned factor and the logarithm of the number of keys, see `SSMax`.
+        ssmax: whether scores are multiplied by a learned factor and log of the number of visible keys, see `SSMax`.
         softcap: bound on the scores' absolute values, before positions are added; None for no bound.
         sink: whether each head has a learned logit that takes part in the softmax without a value, see `Scoring`. With
             "zero", the logit is 0: softmax1, exp(s) / (1 + Σ exp(s)) (Miller 2023).
@@ -166,16 +166,9 @@ class SoftmaxAttention(nn.Module):
             reason = "multiplies the queries, and so only scores that are a dot product; scaled_dot is"
             raise ArgumentError("ssmax", True, reason, {"score": "scaled_dot"})
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
-        self.gives_first_values = value_residual is not None
-        has_residual = value_residual is not None and layer_index > 0
-        self.value_residual = ValueResidual(value_residual or 0.0) if has_residual else None
-        pattern = [value_embedding] if isinstance(value_embedding, bool) else value_embedding
-        has_embedding = of_layer("value_embedding", pattern, layer_index, False)
-        sizes = vocab_size or 0, self.num_kv_heads, self.v_head_dim
-        self.value_embedding = ValueEmbedding(*sizes) if has_embedding else None
-        if self.reads_side_inputs and kind == "cross":
-            reason = "mixes values of one sequence; the values of cross-attention are of another"
-            raise ArgumentError("value_residual", value_residual, reason, {"value_residual": None})
+        self._mix(value_residual, value_embedding, vocab_size, layer_index)
+        if kind == "cross":
+            self.refuse_mixed_values("mixes values of one sequence; the values of cross-attention are of another")
         self.exclusive = exclusive
         if exclusive and kind == "cross":
             reason = "removes the value of the query's own token; in cross-attention, queries have no values"
@@ -204,7 +197,12 @@ class SoftmaxAttention(nn.Module):
     @property
     def reads_side_inputs(self) -> bool:
         """True if the values of the layer, or of later layers, depend on `SideInputs`."""
-        return self.gives_first_values or self.value_embedding is not None
+        return bool(self.mixing)
+
+    def refuse_mixed_values(self, reason: str) -> None:
+        """Raise an `ArgumentError` with this reason if an option mixes other values into the values."""
+        for name, (value, off) in self.mixing.items():
+            raise ArgumentError(name, value, reason, {name: off})
 
     def _add_sums(self, convolution: bool | str, shifted_keys: bool, kind: str | None) -> None:
         """Create the short convolutions and the shift of keys; raise an `ArgumentError` if there can be none."""
@@ -219,9 +217,28 @@ class SoftmaxAttention(nn.Module):
             reason = "mixes projections of several tokens, which neither cross-attention nor latent attention supports"
             raise ArgumentError(name, value, reason, {name: False})
 
+    def _mix(
+        self, value_residual: float | None, value_embedding: bool | Sequence[bool], vocab_size: int | None, layer: int
+    ) -> None:
+        """Create the modules that mix other values into the values."""
+        self.gives_first_values = value_residual is not None
+        has_residual = value_residual is not None and layer > 0
+        self.value_residual = ValueResidual(value_residual or 0.0) if has_residual else None
+        pattern = [value_embedding] if isinstance(value_embedding, bool) else value_embedding
+        has_embedding = of_layer("value_embedding", pattern, layer, False)
+        if has_embedding and vocab_size is None:
+            raise ArgumentError("vocab_size", None, "is needed by `value_embedding`", {"vocab_size": 256})
+        sizes = vocab_size or 0, self.num_kv_heads, self.v_head_dim
+        self.value_embedding = ValueEmbedding(*sizes) if has_embedding else None
+        self.mixing = {"value_residual": (value_residual, None)} if self.gives_first_values else {}
+        self.mixing |= {"value_embedding": (value_embedding, False)} if has_embedding else {}
+        """The options that mix other values into the values: for each, its value, and the one that turns it off."""
+
     def mix_values(self, v: Values, side: SideInputs | None) -> Values:
         """The values of new tokens, mixed with the first layer's values and the token embeddings of values."""
         if side is None:
+            if self.value_embedding is not None or self.value_residual is not None:
+                self.refuse_mixed_values("needs `side`, which blocks pass to the layer")
             return v
         if self.value_embedding is not None:
             v = self.value_embedding(v, side.tokens)

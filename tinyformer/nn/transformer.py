@@ -78,7 +78,9 @@ def count_branches(stack: Encoder, per_layer: int) -> int:
 
     A layer has two branches, or three with cross-attention.
     """
-    has_output_norms = "output" in getattr(stack.layers[-1], "norm_names", ())
+    has_output_norms = (
+        "output" in getattr(stack.layers[-1], "norm_names", ()) and type(stack.final_norm) is not nn.Identity
+    )
     return 1 if has_output_norms else per_layer * len(stack.layers)
 
 

@@ -235,7 +235,10 @@ class LayerEvents:
         is_active = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
         error = ((factors.unsqueeze(-1) * mixed - outputs) * is_active).abs().max()
         if error > TOLERANCES.get(self._qkv.v.dtype, 0.03) * outputs.abs().max():
-            reason = "adds other terms to a head's weighted values, so the strength of a key is not defined"
+            reason = (
+                "has outputs that are no multiple of the weighted values, such as with gate=elementwise, exclusive=true"
+            )
+            reason += " or relative values, so the strength of a key is not defined"
             raise NoMapsError(self.layer, reason)
         return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()
 

@@ -174,9 +174,12 @@ def _require_readable(block: Any) -> None:
         if type(residual) is not Residual or residual.scale != 1 or residual.reads_side_inputs:
             reason = "must be a Residual with skip=1 and embedding=false, which keeps earlier outputs unchanged"
             raise ArgumentError(name, residual, reason)
-    if block.attention.reads_side_inputs:
-        reason = "must be null: the graph has no edges for values of the first layer or of tokens"
-        raise ArgumentError("value_residual", True, reason, {"value_residual": None})
+    block.attention.refuse_mixed_values(
+        "has values of the first layer or of tokens, and the graph has no edges for them"
+    )
+    if block.attention.ssmax is not None:
+        reason = "must be False: it scales queries by the number of visible keys, and edges have queries without a mask"
+        raise ArgumentError("ssmax", True, reason, {"ssmax": False})
     for name, gate in (("gate", block.attention.output_gate), ("forget", block.attention.forget)):
         if gate is not None:
             reason = "must be False: a gate also reads the residual stream, and the graph has no edges to gates"

@@ -239,6 +239,7 @@ def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head])
 
 def folded_stacks(network: Network) -> Iterator[Stack]:
     """The stacks of a network, norms folded in, in double precision."""
+    network.require_heads_everywhere()
     stacks, attentions, readout = network.stacks(), network.attentions(), network.readout
     for stack in stacks:
         layers = [Layer.of(attentions.index(block.attention), block) for block in list[Any](stack.layers)]
