@@ -233,13 +233,14 @@ class Attention(BaseAttention):
         mask: AttentionMask | None = None,
     ) -> QKV:
         """The queries, keys and values after normalisation and rotation by their positions."""
-        q = self.sums("q", self.q_proj(x), mask, cache)
+        q = self.sums.mixed("q", self.q_proj(x), mask, cache)
         q_BHTD = self.transform_queries(self.q_norm(split_heads(q, self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
             k_BGSD, v_BGSV = known
             return QKV(q_BHTD.to(v_BGSV.dtype), k_BGSD, v_BGSV)
         source = x if context is None else context
-        k, v = self.sums("k", self.k_proj(source), mask, cache), self.sums("v", self.v_proj(source), mask, cache)
+        k = self.sums.mixed("k", self.k_proj(source), mask, cache)
+        v = self.sums.mixed("v", self.v_proj(source), mask, cache)
         k_BGSD = self.k_norm(split_heads(k, self.head_dim))
         v_BGSV = self.mix_values(split_heads(v, self.v_head_dim), side)
         if context is None:

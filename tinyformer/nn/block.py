@@ -116,7 +116,6 @@ class Block(nn.Module):
                 for name in self.norm_names.values():
                     self.add_module(f"{sublayer}_{name}", norm(d_model))
 
-        self.no_norm = nn.Identity()  # in place of the defaults of `Norms`, which torch 2.11 cannot compile
         add_norms("attention")
         with argument_path("attention"):
             self.attention = _possible(make_attention(attention, d_model, **layer, **own))
@@ -197,15 +196,18 @@ class Block(nn.Module):
 
     def norms(self, sublayer: str) -> Norms:
         """The norms of "attention", "cross_attention" or "feed_forward"."""
-        of_sublayer = {place: getattr(self, f"{sublayer}_{name}") for place, name in self.norm_names.items()}
-        return Norms(*(of_sublayer.get(place, self.no_norm) for place in Norms._fields))
+        return Norms(**{place: getattr(self, f"{sublayer}_{name}") for place, name in self.norm_names.items()})
+
+    def normed(self, sublayer: str, place: str, x: Stream) -> Stream:
+        """The vectors x after the norm at a place of `Norms`; x itself if the block has no norm there."""
+        name = self.norm_names.get(place)
+        return x if name is None else getattr(self, f"{sublayer}_{name}")(x)
 
     def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], name: str, side: SideInputs | None = None) -> Stream:
         """The residual stream after a sublayer f: stream(x + output(f(input(x)))), with the norms of its name."""
-        norms = self.norms(name)
-        added = self.dropout(norms.output(f(norms.input(x))))
+        added = self.dropout(self.normed(name, "output", f(self.normed(name, "input", x))))
         # Autocast normalises in fp32; the residual stream keeps its own dtype.
-        return norms.stream(self.add(name, x, added, side)).to(x.dtype)
+        return self.normed(name, "stream", self.add(name, x, added, side)).to(x.dtype)
 
 
 class PreNormBlock(Block):
@@ -272,9 +274,9 @@ class ParallelBlock(Block):
         side: SideInputs | None = None,
     ) -> Stream | tuple[Stream, SideInputs]:
         """The residual stream after this layer, see `Block`."""
-        normed = self.norms("attention").input(x)
+        normed = self.normed("attention", "input", x)
         attended, following = self.attend(self.convolved("attention", normed, mask, cache), mask, cache, side)
         mid = self.residual_mid_hook(self.add("attention", x, self.dropout(attended), side))
-        read = normed if self.shared_norm else self.norms("feed_forward").input(x)
+        read = normed if self.shared_norm else self.normed("feed_forward", "input", x)
         x = self.add("feed_forward", mid, self.dropout(self.transform(read, mask, cache)), side)
         return x if following is None else (x, following)

@@ -90,7 +90,7 @@ class ShiftedKeys(CausalSum):
 class ProjectionSums(nn.ModuleDict):
     """The `ShortConvolution` of the projections q, k and v by letter, and `ShiftedKeys` as "shifted_keys"."""
 
-    def forward(self, letter: str, x: Vectors, mask: AttentionMask | None, cache: LayerCache | None) -> Vectors:
+    def mixed(self, letter: str, x: Vectors, mask: AttentionMask | None, cache: LayerCache | None) -> Vectors:
         """One of the projections, mixed with the same projection of earlier tokens."""
         for name in (letter, "shifted_keys") if letter == "k" else (letter,):
             x = self[name](x, mask, cache and cache.part(name)) if name in self else x
