@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -230,8 +230,11 @@ class SoftmaxAttention(nn.Module):
             raise ArgumentError("vocab_size", None, "is needed by `value_embedding`", {"vocab_size": 256})
         sizes = vocab_size or 0, self.num_kv_heads, self.v_head_dim
         self.value_embedding = ValueEmbedding(*sizes) if has_embedding else None
-        self.mixing = {"value_residual": (value_residual, None)} if self.gives_first_values else {}
-        self.mixing |= {"value_embedding": (value_embedding, False)} if has_embedding else {}
+        self.mixing: dict[str, tuple[Any, Any]] = {}
+        if self.gives_first_values:
+            self.mixing["value_residual"] = value_residual, None
+        if has_embedding:
+            self.mixing["value_embedding"] = value_embedding, False
         """The options that mix other values into the values: for each, its value, and the one that turns it off."""
 
     def mix_values(self, v: Values, side: SideInputs | None) -> Values:
