@@ -119,5 +119,12 @@ def test_pruning_unequal_layers_latents_and_cross_attention_are_refused():
         Encoder(50, 2, 32, 16, block, LayerNorm)
     with pytest.raises(ArgumentError, match="latents in place of values"):
         LatentAttention(32, 4, value_residual=0.5)
+    x, alone = torch.zeros(1, 2, 32), Attention(32, 4, value_embedding=True, vocab_size=50)
+    with pytest.raises(ArgumentError, match="needs side, which blocks pass"):
+        alone(x)
+    with pytest.raises(ArgumentError, match="vocab_size=None: is needed by value_embedding"):
+        Attention(32, 4, value_embedding=True)
+    with pytest.raises(ArgumentError, match="context='a tensor': must be None with exclusive"):
+        Attention(32, 4, exclusive=True)(x, context=x)
     with pytest.raises(ArgumentError, match="values of one sequence"):
         Attention(32, 4, value_residual=0.5, kind="cross")

@@ -99,8 +99,7 @@ class BaseAttention(SoftmaxAttention):
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross, num_behind = context is not None, 0
         if is_cross and (self.exclusive or self.sums):
-            reason = "must be None: `exclusive`, `convolution` and `shifted_keys` need queries and keys of one sequence"
-            raise ArgumentError("context", "a tensor", reason, {"context": None})
+            raise ArgumentError("context", "a tensor", "must be None with `exclusive`, `convolution` or `shifted_keys`")
         mask = (context_mask if is_cross else mask) or AttentionMask()
         if context is not None and self.window is not None and self.gaussian is None:
             first = 0 if cache is None else cache.count_queries(x.shape[1])
@@ -239,10 +238,9 @@ class Attention(BaseAttention):
             k_BGSD, v_BGSV = known
             return QKV(q_BHTD.to(v_BGSV.dtype), k_BGSD, v_BGSV)
         source = x if context is None else context
-        k = self.sums.mixed("k", self.k_proj(source), mask, cache)
-        v = self.sums.mixed("v", self.v_proj(source), mask, cache)
-        k_BGSD = self.k_norm(split_heads(k, self.head_dim))
-        v_BGSV = self.mix_values(split_heads(v, self.v_head_dim), side)
+        k_BGSD = self.k_norm(split_heads(self.sums.mixed("k", self.k_proj(source), mask, cache), self.head_dim))
+        v_BGSV = split_heads(self.sums.mixed("v", self.v_proj(source), mask, cache), self.v_head_dim)
+        v_BGSV = self.mix_values(v_BGSV, side)
         if context is None:
             offset = cache.length if cache else 0
             q_BHTD, k_BGSD = self.position.rotate(q_BHTD, offset), self.position.rotate(k_BGSD, offset)

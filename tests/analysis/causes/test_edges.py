@@ -185,7 +185,9 @@ REFUSED = {
     "block='PostNormBlock': must be a PreNormBlock": partial(loud_transformer, kind=PostNormBlock),
     "block='SandwichBlock': must be a PreNormBlock": partial(loud_transformer, kind=SandwichBlock),
     "feed_forward_residual=": partial(loud_transformer, feed_forward_residual=partial(Residual, 0.5)),
-    **{f"{gate}=True: must be False": partial(loud_transformer, **{gate: True}) for gate in ("gate", "forget")},
+    **{
+        f"{gate}=True: must be False": partial(loud_transformer, **{gate: True}) for gate in ("gate", "forget", "ssmax")
+    },
     "network='EncoderDecoder': has two stacks": loud_encoder_decoder,
 }
 

@@ -169,6 +169,7 @@ REFUSED = {
     "Tanh cannot be folded into weights": {"norm": lambda d_model: nn.Tanh()},
     "Residual with skip=0 leaves no path": {"feed_forward_residual": partial(Residual, skip=0)},
     "LatentAttention has heads that are no products of W_Q, W_K, W_V and W_O": {},
+    "attention='LSTM': is no BaseAttention": {},
     "distances=16: must be at most 15": {"attention_position": ROTARY},
 }
 
@@ -177,7 +178,7 @@ REFUSED = {
 def test_what_is_no_product_of_weights_is_refused(reason):
     network = make_transformer(**REFUSED[reason]).eval()
     if not REFUSED[reason]:
-        network.encoder.layers[1].attention = ours.LatentAttention(32, 4)
+        network.encoder.layers[1].attention = ours.LSTM(32) if "LSTM" in reason else ours.LatentAttention(32, 4)
     with pytest.raises(ArgumentError, match=reason):
         HeadWeights(distances=[0, 16])(make_context(network))
 
