@@ -1,13 +1,17 @@
 """Every block: its points, its heads, and its cache; parity with other libraries is in the files next to this one."""
 
+from functools import partial
+
 import pytest
 import torch
 from model.models import TEXTS, causal
+from torch import nn
 
 from nn.model_cases import BLOCKS, block_factory, make_encoder_decoder, make_transformer, randomised, token_ids
 from nn.variants import CAUSAL, error, tokens
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import Cache, ParallelBlock, RMSNorm
+from tinyformer.nn import Attention, Cache, Encoder, FeedForward, LayerNorm, ParallelBlock, RMSNorm, SandwichBlock
+from tinyformer.nn.transformer import count_branches
 
 EVERY = pytest.mark.parametrize("name", BLOCKS)
 
@@ -64,3 +68,9 @@ def test_last_projections_start_smaller_in_deep_networks_unless_a_norm_follows(n
 def test_a_parallel_block_has_no_cross_attention():
     with pytest.raises(ArgumentError, match="block='ParallelBlock': has no cross-attention"):
         make_encoder_decoder(ParallelBlock)
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(LayerNorm, 1), (lambda d_model: nn.Identity(), 6)])
+def test_norms_of_outputs_set_the_size_of_branches_unless_they_are_identities(norm, expected):
+    block = partial(SandwichBlock, 32, partial(Attention, 32, 4), partial(FeedForward, 32), norm)
+    assert count_branches(Encoder(50, 3, 32, 16, block, norm), 2) == expected

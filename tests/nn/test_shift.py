@@ -71,3 +71,9 @@ def test_caches_documents_costs_and_the_identity(name, hidden):
         nn.init.constant_(*part.parameters(), torch.inf if isinstance(part, ShiftedKeys) else 0.0)
     plain.load_state_dict(model.state_dict(), strict=False)
     assert error(model(IDS, CAUSAL), plain(IDS, CAUSAL)) <= 1e-6
+
+
+def test_small_filters_of_bf16_weights_count():
+    convolution = ShortConvolution(4).bfloat16()
+    nn.init.constant_(convolution.filters, 0.003)
+    assert convolution.weights()[0].gt(1).all()
