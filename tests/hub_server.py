@@ -15,10 +15,14 @@ from urllib.parse import unquote, urlsplit
 
 
 class HubServer:
-    """Serves repositories: by name ("datasets/owner/name", "models/owner/name"), the content of each path."""
+    """Serves repositories: by name ("datasets/owner/name", "models/owner/name"), the content of each path.
 
-    def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
-        self.repositories = repositories
+    The name of a branch other than main may follow ("models/owner/name@step1"); the files of a `gated` repository are
+    listed, but not sent.
+    """
+
+    def __init__(self, repositories: dict[str, dict[str, bytes]], gated: str | None = None) -> None:
+        self.repositories, self.gated = repositories, gated
         self.bytes_served = 0  # of files; the API's answers do not count
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
 
@@ -56,14 +60,32 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path).strip("/")
-        api = re.fullmatch(r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path)
+        api = re.fullmatch(r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree|refs)(?:/(.+))?)?", path)
         file = re.fullmatch(r"((?:datasets/)?[^/]+/[^/]+)/resolve/(refs/\w+/\w+|[^/]+)/(.+)", path)
         name = api[1] if api else file and (file[1] if file[1].startswith("datasets/") else f"models/{file[1]}")
+        if path == "api/models":  # of one author
+            names = [each.removeprefix("models/") for each in self.hub.repositories if "@" not in each]
+            self._send_json([{"id": each} for each in names if f"author={each.split('/')[0]}" in url.query.split("&")])
+            return
+        branches = {key.partition("@")[2] or "main": key for key in self.hub.repositories if key.split("@")[0] == name}
         files = self.hub.repositories.get(name or "")
+        if (
+            files is not None
+            and len(branches) > 1
+            and (revision := file[2] if file else api[2] == "revision" and api[3])
+        ):
+            commits = {_commit(self.hub.repositories[key]): key for key in branches.values()}
+            files = self.hub.repositories.get((branches | commits).get(revision))
         if files is None:
-            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound" if branches else "RepoNotFound"})
+        elif file and name == self.hub.gated:
+            told = {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to model {file[1]} is restricted."}
+            self._send(403, b"", told)
         elif file:
             self._send_file(files.get(file[3]), _commit(files))
+        elif api[2] == "refs":
+            refs = [{"name": each, "ref": f"refs/heads/{each}", "targetCommit": "0" * 40} for each in branches]
+            self._send_json({"branches": refs, "tags": [], "converts": []})
         elif api[2] == "tree":
             folder = re.sub(r"^(refs/\w+/\w+|[^/]+)/?", "", api[3])
             self._send_json(_tree(files, folder, recursive="recursive=true" in url.query.lower()))

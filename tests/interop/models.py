@@ -18,7 +18,8 @@ from tinyformer.config.admission import admit_config, describe_config
 from tinyformer.config.launch import compose_sweep
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask
-from tinyformer.programs.convert.conversion import export_model, import_model
+from tinyformer.programs.convert.conversion import export_model
+from tinyformer.run.importing import import_model
 
 VOCAB, SEQ = 53, 19
 

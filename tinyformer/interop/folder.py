@@ -4,7 +4,7 @@ import inspect
 import json
 import pydoc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,30 @@ DECODING = "generation_config.json"
 OF_DECODING = ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
 """The file with decoding settings in newer versions of `transformers`, and the fields that are loaded from it."""
 
+PATTERNS = (CONFIG, DECODING, WEIGHTS, INDEX, SHARDS, *TOKENIZER_FILES)
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of weights that are not quantised."""
 
 
-def find_folder(name: str) -> Path:
-    """The folder of a model: a local folder, or the downloaded files of a model on the Hub."""
-    if Path(name).is_dir():
-        return Path(name)
-    return hub.model_folder(name, [CONFIG, DECODING, WEIGHTS, INDEX, SHARDS, *TOKENIZER_FILES])
+def find_folder(name: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Path:
+    """The folder of a model: a local folder, or the downloaded files of a model on the Hub, named after its commit.
+
+    Args:
+        name: the path or the name on the Hub.
+        revision: a branch, a tag or a commit of the Hub; None for the main branch.
+        patterns: the files to download.
+    """
+    if not Path(name).is_dir():
+        return hub.model_folder(name, patterns, revision)
+    if revision is not None:
+        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {name} is a folder")
+    return Path(name)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a folder that an import reads."""
+    return sorted({file for pattern in PATTERNS for file in folder.glob(pattern)})
 
 
 def read_config(folder: Path) -> Fields:

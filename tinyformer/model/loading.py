@@ -26,6 +26,7 @@ from tinyformer.model.model import Model, Origin
 from tinyformer.model.notebook import Table
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.transformer import NoInitialisation
+from tinyformer.run.importing import find_model
 from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
@@ -42,14 +43,19 @@ def load(
     trusted: Sequence[str] = (),
     max_seq_len: int | None = None,
     step: int | None = None,
+    revision: str | None = None,
 ) -> Model:
-    """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
+    """Load the model of a checkpoint or of Hugging Face, in evaluation mode and in the dtype of its weights.
+
+        model = tinyformer.load("outputs/…/checkpoints/last.ckpt")
+        model = tinyformer.load("openai-community/gpt2")
 
     As in `evaluate.py`, the file is not trusted: no code in it runs, and its config may name only classes of this
-    package.
+    package. A Hugging Face model is imported once, in fp32, into the cache that TINYFORMER_CACHE moves.
 
     Args:
-        checkpoint: a file, such as `outputs/…/checkpoints/last.ckpt`, the folder of a run, or "last" for the newest.
+        checkpoint: a file, such as `outputs/…/checkpoints/last.ckpt`, the folder of a run, or "last" for the newest; or
+            a Hugging Face folder, or the name "owner/name" of a model on the Hub.
         backend: attention backend, in place of the run's: "auto" or a name in `tinyformer.nn.BACKENDS`.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".
@@ -57,12 +63,15 @@ def load(
             maximum, the only value that learned positions support.
         step: an optimizer step: the run's snapshot at this step, see `tinyformer.training.Snapshots`, is loaded in
             place of the checkpoint.
+        revision: a branch, a tag or a commit of a model on the Hub, such as "step1000" of Pythia; None for the main
+            branch. Without a network, its last download is used.
 
     Raises:
-        ArgumentError: the file cannot be read, or the backend does not exist or does not support the model.
+        ArgumentError: the file cannot be read, the model of Hugging Face is not supported or cannot be downloaded, or
+            the backend does not exist or does not support the model.
     """
-    with argument_path(passed={"path": "checkpoint"}):
-        stored = load_step(checkpoint, None if step is None else int(step))
+    with argument_path(passed=dict.fromkeys(("path", "source", "folder"), "checkpoint")):
+        stored = load_step(find_model(checkpoint, revision), None if step is None else int(step))
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_score(plain)

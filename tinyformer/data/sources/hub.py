@@ -4,6 +4,8 @@ The card of a data set may be untrusted. Its options choose folders that `datase
 `datasets` contacts. So the card is checked before `datasets` loads the data set.
 """
 
+import contextlib
+import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +16,7 @@ import yaml
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     RemoteEntryNotFoundError,
@@ -42,13 +45,30 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None
-    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        problem = " ".join(str(error).split())
-        raise ArgumentError("path", path, f"the Hub has no such {repo_type} that you can access ({problem})") from error
+    except RevisionNotFoundError as error:
+        refs = HfApi().list_repo_refs(path, repo_type=repo_type)
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+        near = ", ".join(difflib.get_close_matches(str(revision), names, n=5, cutoff=0))
+        reason = f"{path} has no such commit, and none of its {len(names)} branches and tags has this name: {near}"
+        raise ArgumentError("revision", revision, reason) from error
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        reason = f"the Hub has no such {repo_type} that you can access ({' '.join(str(error).split())})"
+        if repo_type == "model" and isinstance(error, RepositoryNotFoundError):
+            reason = f"is no file or folder here, and {reason}{_existing(path)}"
+        raise ArgumentError("path", path, reason) from error
     except Exception as error:  # the class of a failed connection depends on huggingface_hub's version
         reason = f"the Hugging Face Hub cannot be reached ({error}); local files work without a network"
         raise HubUnreachableError("path", path, reason) from error
     return commit
+
+
+def _existing(path: str) -> str:
+    """The owner's models with names like that of `path`, as the end of a sentence; empty if there are none."""
+    owner, near = path.partition("/")[0], []
+    with contextlib.suppress(HfHubHTTPError):  # a mirror of the Hub need not list models
+        names = [model.id for model in HfApi().list_models(author=owner, limit=1000)]
+        near = difflib.get_close_matches(path, names, n=3, cutoff=0)
+    return f"; {owner} has {', '.join(near)}" if near else ""
 
 
 def model_file(path: str, filename: str) -> Path:
@@ -61,21 +81,28 @@ def model_file(path: str, filename: str) -> Path:
         raise ArgumentError("path", path, f"this repository has no {filename}", works) from error
 
 
-def model_folder(path: str, patterns: Sequence[str]) -> Path:
-    """A folder with those files of a model repository that match one of the patterns; each is downloaded once."""
-    return _downloaded(path, partial(snapshot_download, path, allow_patterns=list(patterns)))
+def model_folder(path: str, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """A folder, named after the commit, with a model's files that match one of the patterns; each is downloaded once.
+
+    Without a network, it is the commit of an earlier download of this revision (None: the main branch).
+    """
+    download = partial(snapshot_download, path, revision=revision, allow_patterns=list(patterns))
+    return _downloaded(path, download, revision)
 
 
-def _downloaded(path: str, download: Callable[..., str]) -> Path:
+def _downloaded(path: str, download: Callable[..., str], revision: str | None = None) -> Path:
     try:
         # `resolve` first, since it fails fast: `hf_hub_download` tries to reach the Hub for half a minute and more.
-        resolve(path, None, "model")
+        resolve(path, revision, "model")
     except HubUnreachableError as unreachable:
         try:
             return Path(download(local_files_only=True))
         except EntryNotFoundError:
             raise unreachable from None
-    return Path(download())
+    try:
+        return Path(download())
+    except GatedRepoError as error:  # which everyone can see, but not download
+        raise ArgumentError("path", path, " ".join(str(error).split()).rstrip(".")) from error
 
 
 # Cards of data sets.

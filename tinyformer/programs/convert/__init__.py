@@ -1,7 +1,7 @@
 """Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
 The models are GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian. `tinyformer/interop` maps their weights and
-config fields to ours, and `conversion` turns a folder into a checkpoint and back.
+config fields to ours, `run/importing` turns a folder into a checkpoint, and `conversion` a checkpoint into a folder.
 """
 
 import argparse
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")
     importer.add_argument("source", metavar="DIR_OR_NAME", help="the folder, or its name on the Hub: owner/name")
     importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
+    importer.add_argument("--revision", help="a branch, tag or commit of the Hub, such as step1000 (default: main)")
     exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
@@ -29,13 +30,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    # This imports torch, which takes seconds; --help does not wait for it.
-    from tinyformer.programs.convert.conversion import export_model, import_model
-
+    # These import torch, which takes seconds; --help does not wait for it.
     if options.direction == "hf":
-        with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
-            lines = import_model(options.source, options.checkpoint)
+        from tinyformer.run.importing import import_model
+
+        names = dict.fromkeys(("source", "name", "folder"), "DIR_OR_NAME")
+        with option_names(**names, path="OUT.ckpt", revision="--revision"):
+            lines = import_model(options.source, options.checkpoint, options.revision)
     else:
+        from tinyformer.programs.convert.conversion import export_model
+
         with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
             lines = export_model(options.checkpoint, options.folder)
     say("\n".join(lines))

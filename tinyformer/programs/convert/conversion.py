@@ -1,4 +1,4 @@
-"""The conversion of a Hugging Face folder to a checkpoint, and of a checkpoint to such a folder."""
+"""The conversion of a checkpoint to a Hugging Face folder."""
 
 import json
 from collections.abc import Sequence
@@ -7,135 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting, save_network
-from tinyformer.config.admission import Plain, admit_config, composed, describe_config, never_instantiated
-from tinyformer.config.conf import format_value, key_of
-from tinyformer.config.errors import ConfigError, config_keys
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
+from tinyformer.config.admission import Plain, admit_config, composed, never_instantiated
+from tinyformer.config.conf import key_of
+from tinyformer.config.errors import ConfigError
+from tinyformer.errors import argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.encoder_decoders import special_ids
-from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.family import Family, Fields
 from tinyformer.interop.folder import (
-    CONFIG,
     Difference,
     find_differences,
-    find_folder,
-    read_config,
-    read_tensors,
     write_folder,
 )
-from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
-from tinyformer.nn import Network
+from tinyformer.interop.vocabulary import tokenizer_files
+from tinyformer.run.importing import EMBEDDING, FAMILY_NAMES, OUTPUT, compose_family, depths_of, meta_network
 from tinyformer.run.starting_checkpoint import tokenizer_of
-
-EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
-DECODER_EMBEDDING = "decoder.token_embedding.weight"
 
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual", "dropout")
 """Arguments that do not change the function of a trained network in evaluation."""
-
-FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
-
-
-def import_model(source: str, path: Path) -> list[str]:
-    """Convert a Hugging Face model, given its folder or its name on the Hub, to a checkpoint; return lines to print.
-
-    Raises an `ArgumentError` if the model is not supported.
-    """
-    if path.exists():
-        raise ArgumentError("path", path, "exists already")
-    with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
-        folder = find_folder(source)
-    fields = read_config(folder)
-    family = _family_of(fields, folder)
-    try:
-        settings = family.settings(fields)
-    except ArgumentError as error:
-        error.path = (f"{folder / CONFIG}: {'.'.join(error.path[1:])}",)
-        raise
-    config = compose_family(family, settings)
-    tokenizer = read_tokenizer(folder, fields)
-    if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
-        reason = (
-            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
-            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the missing ones"
-        )
-        raise ArgumentError("source", source, reason)
-    network = meta_network(config)
-    weights = _our_weights(read_tensors(folder), family, settings, network, depths_of(config["model"]), folder)
-    layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
-    size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
-    lines = [f"{family.name}, {size}, saved in {path}."]
-    # Assigned, since the network is on the meta device.
-    network.load_state_dict(weights, assign=True)
-    facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
-    text = tokenizer.to_json() if tokenizer else None
-    overrides = describe_config(config, family.groups)
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
-    lines += [family.note] if family.note else []
-    if tokenizer is None:
-        return [*lines, "It has no tokenizer.json, so programs that read text refuse it; in Python it takes token ids."]
-    program = f"python evaluate.py checkpoint={format_value(path)} data=text"
-    file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
-    return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
-
-
-def compose_family(family: Family, settings: Plain) -> Plain:
-    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` has values by config key."""
-    config = OmegaConf.create(composed(family.groups)[0])
-    OmegaConf.set_struct(config, True)
-    for key, value in settings.items():
-        OmegaConf.update(config, key, value)
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return plain
-
-
-def depths_of(model: Plain) -> Depths:
-    """The number of layers of each stack, given the values of the `model` group."""
-    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
-    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
-
-
-def meta_network(config: Plain) -> Network:
-    """The network of a config on the meta device, which allocates no memory for weights."""
-    created = OmegaConf.create(config)
-    with torch.device("meta"), config_keys(created):
-        return instantiate(created.network, _convert_="all")
-
-
-def _family_of(fields: Fields, folder: Path) -> Family:
-    for family in FAMILIES:
-        if family.model_type == fields.get("model_type") and family.covers(fields):
-            return family
-    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
-    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
-    raise ArgumentError("source", folder, reason)
-
-
-def _our_weights(
-    tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
-) -> Weights:
-    """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
-    expected = network.state_dict()
-    weights, others = family.read(tensors, depths, settings["model.num_heads"])
-    tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
-    for name in (name for name in tied if name in expected):  # one stack has no second embedding
-        if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
-            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
-            if name == OUTPUT:
-                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
-            raise ArgumentError("source", folder, reason)
-        weights[name] = weights[EMBEDDING]
-    lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
-    others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
-    if lacking or others:
-        problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
-        raise ArgumentError("source", folder, f"does not match the {family.architecture} of its config.json: {problem}")
-    return weights
 
 
 def export_model(path: Path, folder: Path) -> list[str]:

@@ -1,0 +1,168 @@
+"""The import of a Hugging Face model as a checkpoint, at a path or in the cache."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tinyformer.checkpoint.file import Checkpoint, save_network
+from tinyformer.checkpoint.format import FORMAT
+from tinyformer.checkpoint.paths import find_checkpoint
+from tinyformer.config.admission import Plain, composed, describe_config
+from tinyformer.config.conf import format_value
+from tinyformer.config.errors import config_keys, say
+from tinyformer.data.stream import default_cache_dir
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.folder import CONFIG, find_folder, model_files, read_config, read_tensors
+from tinyformer.interop.vocabulary import read_tokenizer
+from tinyformer.nn import Network
+
+VERSION = 1
+"""Increased when an import of the same files makes another checkpoint, so that cached checkpoints are made again."""
+
+EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
+DECODER_EMBEDDING = "decoder.token_embedding.weight"
+
+FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
+
+
+def find_model(source: str | Path, revision: str | None = None) -> Path:
+    """The checkpoint of a model: a Hugging Face model is imported into the cache, any other path returned unchanged.
+
+    A Hugging Face model is a folder with a `config.json`, or the name of a model on the Hub unless a file or folder
+    here has this name. Its import is made again if the Hub has a newer commit, or if a file of the folder was written.
+
+    Args:
+        source: the path or name.
+        revision: a branch, a tag or a commit of the Hub; None for the main branch.
+
+    Raises:
+        ArgumentError: the model is not supported, or the Hub has no such model or cannot be reached.
+    """
+    path = find_checkpoint(source)
+    if os.path.isfile(path / CONFIG):  # `Path.is_file` raises an error for too long a name
+        files = model_files(find_folder(str(path), revision))
+        written = [(file.name, (now := file.stat()).st_size, now.st_mtime_ns) for file in files]
+        content = hashlib.sha256(json.dumps([str(path.resolve()), written]).encode()).hexdigest()
+    elif not os.path.exists(path) and re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.ckpt)", str(source)):
+        content = find_folder(str(source), revision, [CONFIG]).name  # the commit
+    elif revision is not None:
+        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {path} is not one")
+    else:
+        return path
+    folder = default_cache_dir() / "imported" / (path.resolve().name if path.exists() else "--".join(path.parts))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = folder / f"{content[:12]}-{FORMAT}.{VERSION}.ckpt"
+    with filelock.FileLock(f"{found}.lock"):
+        if not found.exists():
+            import_model(str(source), found, revision)
+            size = f"{found.stat().st_size / 1e6:,.1f} MB"
+            say(f"{source} is imported, once, to {found}: {size}. TINYFORMER_CACHE moves this cache.")
+    return found
+
+
+def import_model(source: str, path: Path, revision: str | None = None) -> list[str]:
+    """Convert a Hugging Face model, given its folder or its name on the Hub, to a checkpoint; return lines to print.
+
+    Raises an `ArgumentError` if the model is not supported.
+    """
+    if path.exists():
+        raise ArgumentError("path", path, "exists already")
+    with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
+        folder = find_folder(source, revision)
+    fields = read_config(folder)
+    family = _family_of(fields, folder)
+    try:
+        settings = family.settings(fields)
+    except ArgumentError as error:
+        error.path = (f"{folder / CONFIG}: {'.'.join(error.path[1:])}",)
+        raise
+    config = compose_family(family, settings)
+    tokenizer = read_tokenizer(folder, fields)
+    if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
+        reason = (
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
+            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the missing ones"
+        )
+        raise ArgumentError("source", source, reason)
+    network = meta_network(config)
+    weights = _our_weights(read_tensors(folder), family, settings, network, depths_of(config["model"]), folder)
+    layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
+    size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
+    lines = [f"{family.name}, {size}, saved in {path}."]
+    # Assigned, since the network is on the meta device.
+    network.load_state_dict(weights, assign=True)
+    facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
+    text = tokenizer.to_json() if tokenizer else None
+    overrides = describe_config(config, family.groups)
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
+    lines += [family.note] if family.note else []
+    if tokenizer is None:
+        return [*lines, "It has no tokenizer.json, so programs that read text refuse it; in Python it takes token ids."]
+    program = f"python evaluate.py checkpoint={format_value(path)} data=text"
+    file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
+    return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
+
+
+def compose_family(family: Family, settings: Plain) -> Plain:
+    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` has values by config key."""
+    config = OmegaConf.create(composed(family.groups)[0])
+    OmegaConf.set_struct(config, True)
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
+
+
+def depths_of(model: Plain) -> Depths:
+    """The number of layers of each stack, given the values of the `model` group."""
+    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
+    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
+
+
+def meta_network(config: Plain) -> Network:
+    """The network of a config on the meta device, which allocates no memory for weights."""
+    created = OmegaConf.create(config)
+    with torch.device("meta"), config_keys(created):
+        return instantiate(created.network, _convert_="all")
+
+
+def _family_of(fields: Fields, folder: Path) -> Family:
+    for family in FAMILIES:
+        if family.model_type == fields.get("model_type") and family.covers(fields):
+            return family
+    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+    raise ArgumentError("source", folder, reason)
+
+
+def _our_weights(
+    tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
+) -> Weights:
+    """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
+    expected = network.state_dict()
+    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
+    for name in (name for name in tied if name in expected):  # one stack has no second embedding
+        if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
+            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            if name == OUTPUT:
+                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
+            raise ArgumentError("source", folder, reason)
+        weights[name] = weights[EMBEDDING]
+    lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
+    others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
+    if lacking or others:
+        problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
+        raise ArgumentError("source", folder, f"does not match the {family.architecture} of its config.json: {problem}")
+    return weights
