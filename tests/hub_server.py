@@ -67,15 +67,11 @@ class _Handler(BaseHTTPRequestHandler):
             names = [each.removeprefix("models/") for each in self.hub.repositories if "@" not in each]
             self._send_json([{"id": each} for each in names if f"author={each.split('/')[0]}" in url.query.split("&")])
             return
-        branches = {key.partition("@")[2] or "main": key for key in self.hub.repositories if key.split("@")[0] == name}
-        files = self.hub.repositories.get(name or "")
-        if (
-            files is not None
-            and len(branches) > 1
-            and (revision := file[2] if file else api[2] == "revision" and api[3])
-        ):
+        branches = {key.partition("@")[2]: key for key in self.hub.repositories if key.split("@")[0] == name}
+        files, revision = self.hub.repositories.get(name or ""), (file or api or [""] * 4)[2 if file else 3]
+        if len(branches) > 1 and revision:
             commits = {_commit(self.hub.repositories[key]): key for key in branches.values()}
-            files = self.hub.repositories.get((branches | commits).get(revision))
+            files = self.hub.repositories.get((branches | commits | {"main": name}).get(revision))
         if files is None:
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound" if branches else "RepoNotFound"})
         elif file and name == self.hub.gated:
@@ -84,7 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif file:
             self._send_file(files.get(file[3]), _commit(files))
         elif api[2] == "refs":
-            refs = [{"name": each, "ref": f"refs/heads/{each}", "targetCommit": "0" * 40} for each in branches]
+            refs = [
+                {"name": each or "main", "ref": f"refs/heads/{each}", "targetCommit": "0" * 40} for each in branches
+            ]
             self._send_json({"branches": refs, "tags": [], "converts": []})
         elif api[2] == "tree":
             folder = re.sub(r"^(refs/\w+/\w+|[^/]+)/?", "", api[3])

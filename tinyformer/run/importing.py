@@ -66,7 +66,7 @@ def find_model(source: str | Path, revision: str | None = None) -> Path:
         if not found.exists():
             import_model(str(source), found, revision)
             size = f"{found.stat().st_size / 1e6:,.1f} MB"
-            say(f"{source} is imported, once, to {found}: {size}. TINYFORMER_CACHE moves this cache.")
+            say(f"Imported {source} to {found}, {size}; TINYFORMER_CACHE moves the cache.")
     return found
 
 
