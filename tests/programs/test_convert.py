@@ -26,13 +26,16 @@ def save_model(folder: Path, family: str = "GPT2") -> Any:
     return model
 
 
-def test_in_and_out(call: Program) -> None:
+def test_in_and_out(call: Program, program: Program) -> None:
     num_parameters = sum(weight.numel() for weight in save_model(Path("gpt2")).parameters())
     ended = call("convert hf gpt2 in.ckpt")
     assert (ended.code, ended.err) == (0, "")
     first, last = ended.out.splitlines()
     assert first == f"GPT-2, {num_parameters:,} parameters in 2 layers of 7 heads, saved in in.ckpt."
     assert last.endswith("python evaluate.py checkpoint=in.ckpt data=text data.files=FILE analysis=heads")
+    ended = program("evaluate.py", "checkpoint=in.ckpt")  # never scored on default data
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith("has no data of its own; add data=text data.files=book.txt, or choose data=.\n")
     ended = call("convert export in.ckpt out")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == "GPT-2, saved in out: transformers loads it as GPT2LMHeadModel.\n"

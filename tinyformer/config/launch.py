@@ -157,7 +157,8 @@ def offer_stored_run(
 
     Returns None for an option such as `--help` without a checkpoint. The checkpoint may use classes of this package,
     classes that the overrides name, and `trusted` classes. A `known` checkpoint is not loaded again. An `ArgumentError`
-    is raised if the config is not admitted, or if the command line has neither the run's data paths nor `data=`.
+    is raised if the config is not admitted, or if the command line has neither the run's data paths nor `data=`, which
+    an imported model always needs.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -180,6 +181,11 @@ def offer_stored_run(
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
                 reason = f"its run was trained on {words}, and paths in a checkpoint are not followed; "
                 reason += f"add {words}, or choose data="
+                raise ArgumentError("path", str(checkpoint.path), reason)
+            is_imported = checkpoint.facts.get("data_fingerprint", "") is None
+            if is_imported and checkpoint.tokenizer is not None and "data" not in given:
+                reason = "is an imported model, which has no data of its own; add data=text data.files=book.txt, "
+                reason += "or choose data="
                 raise ArgumentError("path", str(checkpoint.path), reason)
         # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
         config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
