@@ -80,7 +80,7 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
     with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
         folder = find_folder(source, revision)
     fields = read_config(folder)
-    family = _family_of(fields, folder)
+    family = family_of(fields, folder)
     try:
         settings = family.settings(fields)
     except ArgumentError as error:
@@ -137,7 +137,8 @@ def meta_network(config: Plain) -> Network:
         return instantiate(created.network, _convert_="all")
 
 
-def _family_of(fields: Fields, folder: Path) -> Family:
+def family_of(fields: Fields, folder: Path) -> Family:
+    """The family of a model with the given `config.json`; an `ArgumentError` is raised if there is none."""
     for family in FAMILIES:
         if family.model_type == fields.get("model_type") and family.covers(fields):
             return family

@@ -22,6 +22,9 @@ def main(arguments: Sequence[str]) -> int:
     importer.add_argument("source", metavar="DIR_OR_NAME", help="the folder, or its name on the Hub: owner/name")
     importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
     importer.add_argument("--revision", help="a branch, tag or commit of the Hub, such as step1000 (default: main)")
+    importer.add_argument(
+        "--check", metavar="TEXT", help="show how far transformers differs on a text (must be installed)"
+    )
     exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
@@ -35,8 +38,16 @@ def _convert(options: argparse.Namespace) -> None:
         from tinyformer.run.importing import import_model
 
         names = dict.fromkeys(("source", "name", "folder"), "DIR_OR_NAME")
-        with option_names(**names, path="OUT.ckpt", revision="--revision"):
+        names |= {"path": "OUT.ckpt", "revision": "--revision", "check": "--check", "len(texts[0])": "len(--check)"}
+        with option_names(**names):
+            if options.check is not None:
+                from tinyformer.programs.convert.check import compare, import_transformers
+
+                import_transformers(options.check)  # refused before anything is written, if it is missing
             lines = import_model(options.source, options.checkpoint, options.revision)
+            if options.check is not None:
+                say("\n".join(lines))
+                lines = compare(options.source, options.checkpoint, options.check, options.revision)
     else:
         from tinyformer.programs.convert.conversion import export_model
 
