@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 import torch
@@ -18,11 +20,13 @@ from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.admission import Plain, composed, describe_config
 from tinyformer.config.conf import format_value
 from tinyformer.config.errors import config_keys, say
+from tinyformer.data import TextTokenizer
 from tinyformer.data.stream import default_cache_dir
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.family import Depths, Family, Fields, Weights
 from tinyformer.interop.folder import CONFIG, find_folder, model_files, read_config, read_tensors
+from tinyformer.interop.gguf import PRE_TOKENIZERS, GGUFFile
 from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
 
@@ -49,14 +53,14 @@ def find_model(source: str | Path, revision: str | None = None) -> Path:
         ArgumentError: the model is not supported, or the Hub has no such model or cannot be reached.
     """
     path = find_checkpoint(source)
-    if os.path.isfile(path / CONFIG):  # `Path.is_file` raises an error for too long a name
-        files = model_files(find_folder(str(path), revision))
+    if revision is not None and os.path.exists(path):
+        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {path} is not one")
+    if os.path.isfile(path / CONFIG) or is_gguf(path):  # `Path.is_file` raises an error for too long a name
+        files = [path] if is_gguf(path) else model_files(path)
         written = [(file.name, (now := file.stat()).st_size, now.st_mtime_ns) for file in files]
         content = hashlib.sha256(json.dumps([str(path.resolve()), written]).encode()).hexdigest()
     elif not os.path.exists(path) and re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.ckpt)", str(source)):
         content = find_folder(str(source), revision, [CONFIG]).name  # the commit
-    elif revision is not None:
-        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {path} is not one")
     else:
         return path
     folder = default_cache_dir() / "imported" / (path.resolve().name if path.exists() else "--".join(path.parts))
@@ -70,6 +74,34 @@ def find_model(source: str | Path, revision: str | None = None) -> Path:
     return found
 
 
+class Source(NamedTuple):
+    """The files of a model to import."""
+
+    path: Path  # the folder or the GGUF file
+    config: str  # the name of what holds the fields, for errors
+    fields: Fields
+    read_tensors: Callable[[], Weights]
+    read_tokenizer: Callable[[], TextTokenizer | None]
+    untokenized: str  # the beginning of a sentence about the lack of a tokenizer
+
+
+def open_source(source: str, revision: str | None) -> Source:
+    """The files of a GGUF file, of a Hugging Face folder, or of a name on the Hub."""
+    if is_gguf(path := Path(source)):
+        file, lacking = GGUFFile(path), "Its tokenizer is not imported, which needs byte-level BPE with pre-tokenizer "
+        known = lacking + " or ".join(PRE_TOKENIZERS)
+        return Source(path, "metadata", file.fields, file.read_tensors, file.read_tokenizer, known)
+    with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
+        folder = find_folder(source, revision)
+    fields, tensors = read_config(folder), partial(read_tensors, folder)
+    return Source(folder, CONFIG, fields, tensors, partial(read_tokenizer, folder, fields), "It has no tokenizer.json")
+
+
+def is_gguf(path: Path) -> bool:
+    """Return True if a path is a file of the GGUF format by its name."""
+    return path.suffix == ".gguf" and os.path.isfile(path)
+
+
 def import_model(source: str, path: Path, revision: str | None = None) -> list[str]:
     """Convert a Hugging Face model, given its folder or its name on the Hub, to a checkpoint; return lines to print.
 
@@ -77,17 +109,15 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
     """
     if path.exists():
         raise ArgumentError("path", path, "exists already")
-    with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
-        folder = find_folder(source, revision)
-    fields = read_config(folder)
-    family = family_of(fields, folder)
+    files = open_source(source, revision)
+    family = family_of(files.fields, files.path)
     try:
-        settings = family.settings(fields)
+        settings = family.settings(files.fields)
     except ArgumentError as error:
-        error.path = (f"{folder / CONFIG}: {'.'.join(error.path[1:])}",)
+        error.path = (f"{files.path / files.config}: {'.'.join(error.path[1:])}",)
         raise
     config = compose_family(family, settings)
-    tokenizer = read_tokenizer(folder, fields)
+    tokenizer = files.read_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
         reason = (
             f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
@@ -95,7 +125,7 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
         )
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
-    weights = _our_weights(read_tensors(folder), family, settings, network, depths_of(config["model"]), folder)
+    weights = _our_weights(files, family, settings, network, depths_of(config["model"]))
     layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
     size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
     lines = [f"{family.name}, {size}, saved in {path}."]
@@ -108,7 +138,7 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
     save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
     lines += [family.note] if family.note else []
     if tokenizer is None:
-        return [*lines, "It has no tokenizer.json, so programs that read text refuse it; in Python it takes token ids."]
+        return [*lines, f"{files.untokenized}, so programs that read text refuse it; in Python it takes token ids."]
     program = f"python evaluate.py checkpoint={format_value(path)} data=text"
     file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
     return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
@@ -147,23 +177,25 @@ def family_of(fields: Fields, folder: Path) -> Family:
     raise ArgumentError("source", folder, reason)
 
 
-def _our_weights(
-    tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
-) -> Weights:
+def _our_weights(files: Source, family: Family, settings: Plain, network: Network, depths: Depths) -> Weights:
     """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
     expected = network.state_dict()
-    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    weights, others = family.read(files.read_tensors(), depths, settings["model.num_heads"])
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
     for name in (name for name in tied if name in expected):  # one stack has no second embedding
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
             reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
             if name == OUTPUT:
-                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
-            raise ArgumentError("source", folder, reason)
+                reason += (
+                    f", although {files.config} says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
+                )
+            raise ArgumentError("source", files.path, reason)
         weights[name] = weights[EMBEDDING]
     lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
     others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
     if lacking or others:
         problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
-        raise ArgumentError("source", folder, f"does not match the {family.architecture} of its config.json: {problem}")
+        raise ArgumentError(
+            "source", files.path, f"does not match the {family.architecture} of its {files.config}: {problem}"
+        )
     return weights

@@ -7,11 +7,10 @@ import torch
 
 from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError
-from tinyformer.interop.folder import find_folder, read_config
 from tinyformer.measures.capture import capture_attention
 from tinyformer.model.loading import load
 from tinyformer.nn import EncoderDecoder
-from tinyformer.run.importing import family_of
+from tinyformer.run.importing import family_of, open_source
 
 
 def import_transformers(text: str) -> Any:
@@ -34,19 +33,22 @@ def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> l
     Raises:
         ArgumentError: `transformers` cannot tokenise the text, or the text is too long.
     """
-    transformers, model, folder = import_transformers(text), load(checkpoint), find_folder(source, revision)
+    transformers, model, found = import_transformers(text), load(checkpoint), open_source(source, revision)
+    files: dict[str, Any] = {"pretrained_model_name_or_path": found.path}
+    if found.path.is_file():
+        files = {"pretrained_model_name_or_path": found.path.parent, "gguf_file": found.path.name}
     try:
-        found = transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+        tokens = transformers.AutoTokenizer.from_pretrained(**files)(text)["input_ids"]
     except Exception as error:  # the class depends on what the folder lacks
         reason = f"transformers cannot tokenise it: {str(error).strip().splitlines()[0]}"
         raise ArgumentError("check", text, reason) from error
     same = "without a tokenizer here"
     if model.origin and model.origin.checkpoint.tokenizer:
-        same = "the same token ids" if model.tokenize(text)[0].tolist() == [found] else "other token ids here"
-    ids, lengths = model.tokenize(torch.tensor([found], dtype=torch.int64))
+        same = "the same token ids" if model.tokenize(text)[0].tolist() == [tokens] else "other token ids here"
+    ids, lengths = model.tokenize(torch.tensor([tokens], dtype=torch.int64))
 
-    architecture = getattr(transformers, family_of(read_config(folder), folder).architecture)
-    theirs = architecture.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    architecture = getattr(transformers, family_of(found.fields, found.path).architecture)
+    theirs = architecture.from_pretrained(**files, attn_implementation="eager", dtype=torch.float32).eval()
     is_pair = isinstance(model.network, EncoderDecoder)
     batch: Batch = {"inputs": ids, "lengths": lengths, "source_lengths": lengths}
     with capture_attention(model.network) as maps:
@@ -63,7 +65,7 @@ def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> l
     }
     worst, most = max(differences, key=differences.__getitem__), (ours - expected[name]).abs().max()
     return [
-        f"Compared with transformers {transformers.__version__}, on {len(found)} tokens ({same}):",
+        f"Compared with transformers {transformers.__version__}, on {len(tokens)} tokens ({same}):",
         f"  largest difference of {name}: {most:.1e}, where the largest is {expected[name].abs().max():.3g}",
         f"  largest difference of {len(differences)} maps: {differences[worst]:.1e}, of head {worst}",
     ]
