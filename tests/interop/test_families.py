@@ -10,7 +10,7 @@ import pytest
 from interop.models import BART, BERT, GPT2, LLAMA, MARIAN, NEOX, T5, transformers
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES
-from tinyformer.interop.decoders import NEOX_DEFAULTS as DEFAULTS
+from tinyformer.interop.gpt import NEOX_DEFAULTS as DEFAULTS
 from tinyformer.interop.family import ANYWHERE, REQUIRED, Family
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from tinyformer.config.errors import ConfigError, config_keys
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.encoder_decoders import special_ids
-from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.family import Family, Fields, Weights
 from tinyformer.interop.folder import (
     CONFIG,
     Difference,
@@ -65,13 +65,14 @@ def import_model(source: str, path: Path) -> list[str]:
         )
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
-    weights = _our_weights(read_tensors(folder), family, settings, network, depths_of(config["model"]), folder)
+    weights = _our_weights(read_tensors(folder), family, settings, network, folder)
     layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
     size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
     lines = [f"{family.name}, {size}, saved in {path}."]
     # Assigned, since the network is on the meta device.
     network.load_state_dict(weights, assign=True)
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
+    facts["model_type"] = family.model_type
     text = tokenizer.to_json() if tokenizer else None
     overrides = describe_config(config, family.groups)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -94,12 +95,6 @@ def compose_family(family: Family, settings: Plain) -> Plain:
     return plain
 
 
-def depths_of(model: Plain) -> Depths:
-    """The number of layers of each stack, given the values of the `model` group."""
-    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
-    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
-
-
 def meta_network(config: Plain) -> Network:
     """The network of a config on the meta device, which allocates no memory for weights."""
     created = OmegaConf.create(config)
@@ -116,22 +111,20 @@ def _family_of(fields: Fields, folder: Path) -> Family:
     raise ArgumentError("source", folder, reason)
 
 
-def _our_weights(
-    tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
-) -> Weights:
+def _our_weights(tensors: Weights, family: Family, settings: Plain, network: Network, folder: Path) -> Weights:
     """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
     expected = network.state_dict()
-    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    weights, others = family.read(tensors, network)
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
     for name in (name for name in tied if name in expected):  # one stack has no second embedding
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
-            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            reason = f"{family.name_of(name, network)} differs from {family.name_of(EMBEDDING, network)}"
             if name == OUTPUT:
                 reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
             raise ArgumentError("source", folder, reason)
         weights[name] = weights[EMBEDDING]
-    lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
-    others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
+    lacking = [family.name_of(name, network) for name in sorted(expected.keys() - weights.keys())]
+    others = [*(family.name_of(name, network) for name in sorted(weights.keys() - expected.keys())), *others]
     if lacking or others:
         problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
         raise ArgumentError("source", folder, f"does not match the {family.architecture} of its config.json: {problem}")
@@ -153,7 +146,9 @@ def export_model(path: Path, folder: Path) -> list[str]:
     kind = function["network"]["_target_"]
     alike = [family for family in FAMILIES if composed(family.groups)[0]["network"]["_target_"] == kind]
     candidates = [_as_family(family, sized, function) for family in alike or FAMILIES]
-    family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
+    origin = checkpoint.facts.get("model_type")  # of several families with the same function, that of the import
+    nearest = min(candidates, key=lambda found: (len(_relevant(found[3])), found[0].model_type != origin))
+    family, fields, config, differences = nearest
     if lacking := _relevant(differences):
         setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
         raise ConfigError(
@@ -162,14 +157,13 @@ def export_model(path: Path, folder: Path) -> list[str]:
         )
     network = meta_network(config)
     resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
-    depths = depths_of(resolved)
     dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
     require_fitting(network, full)
-    weights = family.write(full.weights, depths, config["model"]["num_heads"])
+    weights = family.write(full.weights, network)
     if config["model"]["tied_readout"]:
-        del weights[family.name_of(OUTPUT, depths)]
+        del weights[family.name_of(OUTPUT, network)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
     lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
@@ -234,11 +228,13 @@ def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain)
         start = [] if special["bos_token_id"] is None else [special["bos_token_id"]]
         around = (start, [special["eos_token_id"]])
     elif tokenizer is None:
-        return {"config.json": fields}
+        return {"config.json": dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | fields}
     else:
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
         special["bos_token_id"] = tokenizer.start_id
         ends = special | {"eos_token_id": [*tokenizer.end_ids] if len(tokenizer.end_ids) > 1 else tokenizer.end_ids[0]}
+        # RoBERTa counts positions from the id of its padding token.
+        ends |= {name: fields[name] for name in ends.keys() & fields.keys()}
         generation = {"generation_config.json": ends} if family.generates else {}
         files, around = {"config.json": fields | ends, **generation}, ([tokenizer.eos_id], [])
     return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})
