@@ -1,7 +1,7 @@
 """The description of a model family: its config fields and weights, with their counterparts in tinyformer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -82,6 +82,12 @@ SIZES = (
     Field("initializer_range", "model.init_std", float, 0.02),
 )
 """The fields of most families with a single stack of layers."""
+
+
+def changed(fields: tuple[Field, ...], without: tuple[str, ...] = (), **defaults: Any) -> tuple[Field, ...]:
+    """The fields of a family without some of them, and with other defaults."""
+    kept = (field for field in fields if field.theirs not in without)
+    return tuple(replace(field, default=defaults.get(field.theirs, field.default)) for field in kept)
 
 
 @dataclass(frozen=True)

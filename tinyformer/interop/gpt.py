@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, in_layers
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, changed, in_layers
 from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, pattern_of, read_rope, write_rope
 from tinyformer.nn import RotaryPosition
 from tinyformer.nn.attention import BaseAttention
@@ -159,6 +159,8 @@ def write_gpt_j_fields(fields: Fields) -> Fields:
     return fields | {"rotary_dim": round(share * fields["n_embd"] / fields["n_head"])}
 
 
+GPT_J_DEFAULTS = dict[str, Any](tie_word_embeddings=False, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
+
 GPT_J = Family(
     name="GPT-J",
     model_type="gptj",
@@ -167,11 +169,7 @@ GPT_J = Family(
     groups={**GPT2.groups, "position": "rotary", "block": "parallel"},
     values={"model.bias": True, "attention.bias": False, "model.readout_bias": True, "block.shared_norm": True},
     fields=(
-        *(
-            replace(field, default=False) if field.theirs == "tie_word_embeddings" else field
-            for field in GPT2.fields
-            if field.theirs != "scale_attn_weights"
-        ),
+        *changed(GPT2.fields, ("scale_attn_weights",), **GPT_J_DEFAULTS),
         FRACTION,
     ),
     modules=(
@@ -300,7 +298,7 @@ OPT = Family(
     groups={**GPT2.groups, "feed_forward": "relu"},
     values={"model.bias": True},
     fields=(
-        *(field for field in SIZES if field.theirs not in ("intermediate_size", "initializer_range")),
+        *changed(SIZES, ("intermediate_size", "initializer_range")),
         Field("ffn_dim", "model.d_ff", int, 3072),
         Field("max_position_embeddings", "model.max_seq_len", int, 2048),
         Field("activation_function", "feed_forward.activation", str, "relu", ACTIVATIONS),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.interop.family import Field, Fields
+from tinyformer.interop.family import SIZES, Field, Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The types of layers in the field `layer_types`."""
@@ -38,6 +38,8 @@ LAYERED_ROPE = tuple(replace(field, kind=float | int | list) if field.kind is fl
 """Our keys for what `read_layered_rope` returns."""
 
 FRACTION = Field("partial_rotary_factor", "position.relative.fraction", float, 1.0)
+
+DEPTH = next(field for field in SIZES if field.ours == "model.num_layers")
 
 WINDOWS = Field("windows", "attention.window", int | list, None, nullable=True)
 """Our key for what `read_windows` returns."""
@@ -109,16 +111,19 @@ def _one_or_pattern(values: Sequence[Any]) -> Any:
     return pattern[0] if len(pattern) == 1 else pattern
 
 
+def depth_of(fields: Fields) -> int:
+    """The number of layers, which determines other fields."""
+    return DEPTH.read(fields)
+
+
 def in_each_layer(value: Any, fields: Fields) -> list[Any]:
     """The value of each layer, given one value or a pattern."""
     pattern = value if isinstance(value, list) else [value]
-    return [pattern[layer % len(pattern)] for layer in range(fields["num_hidden_layers"])]
+    return [pattern[layer % len(pattern)] for layer in range(depth_of(fields))]
 
 
 def layer_types(fields: Fields, pattern: Sequence[str]) -> list[str]:
     """The type of each layer: the field `layer_types`, or a pattern that repeats over the layers."""
-    if not isinstance(fields.get("num_hidden_layers"), int):
-        raise ArgumentError("fields.num_hidden_layers", fields.get("num_hidden_layers"), "must be int")
     types: list[str] = fields.get("layer_types") or in_each_layer(list(pattern), fields)
     for kind in types:
         require_choice("fields.layer_types", kind, (FULL, SLIDING))

@@ -13,14 +13,13 @@
 | nanochat | Karpathy 2025 | norms without weights, ReLU squared, bounded logits |
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor, arange
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, changed, in_layers
 from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GROUPS, LAYERS, OUTPUT, QKV
 from tinyformer.interop.layers import (
     FRACTION,
@@ -29,6 +28,7 @@ from tinyformer.interop.layers import (
     ROPE,
     SLIDING,
     WINDOWS,
+    depth_of,
     in_each_layer,
     pattern_of,
     read_layered_rope,
@@ -57,12 +57,6 @@ def modules_of(layer: Mapping[str, str], *others: Module) -> tuple[Module, ...]:
     """All modules of a model, given the modules of its layers."""
     ends = (Module("embed_tokens", EMBEDDING), Module("norm", FINAL_NORM), Module("lm_head", OUTPUT))
     return (*ends, *in_layers("layers.{}.", LAYERS[1], layer), *others)
-
-
-def changed(fields: tuple[Field, ...], without: tuple[str, ...] = (), **defaults: Any) -> tuple[Field, ...]:
-    """The fields of a family without some of them, and with other defaults."""
-    kept = (field for field in fields if field.theirs not in without)
-    return tuple(replace(field, default=defaults.get(field.theirs, field.default)) for field in kept)
 
 
 LLAMA = Family(
@@ -108,14 +102,17 @@ MISTRAL = replace(
 )
 
 
+def read_used_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
+    """Replace types of layers by windows as `read_windows` does, if the field `use_sliding_window` is true."""
+    if fields.get("use_sliding_window"):
+        return read_windows(read_rope(fields), pattern, window)
+    return read_rope(fields) | {"windows": None}
+
+
 def read_qwen_fields(fields: Fields) -> Fields:
-    """Replace `use_sliding_window` and the number of the first layers without a window by the windows of the layers."""
-    fields = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 4096} | read_rope(fields)
-    depth, full = fields.get("num_hidden_layers"), fields.pop("max_window_layers")
-    if not fields.pop("use_sliding_window"):
-        return {name: value for name, value in fields.items() if name != "layer_types"} | {"windows": None}
-    pattern = [FULL if layer < full else SLIDING for layer in range(depth if isinstance(depth, int) else 1)]
-    return read_windows(fields, pattern)
+    """Replace the number of the first layers without a window by the windows of the layers."""
+    full = fields.get("max_window_layers", 28)
+    return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(depth_of(fields))], 4096)
 
 
 def write_qwen_fields(fields: Fields) -> Fields:
@@ -167,13 +164,11 @@ QWEN3 = replace(
 
 def read_smollm3_fields(fields: Fields) -> Fields:
     """Replace the layers without positions by the kinds of positions of the layers."""
-    fields = dict[str, Any](rope_theta=2_000_000.0) | fields
-    interval, depth = fields.pop("no_rope_layer_interval", 4), fields.get("num_hidden_layers")
-    default = [int((layer + 1) % interval != 0) for layer in range(depth if isinstance(depth, int) else 1)]
-    rotated = (fields.pop("no_rope_layers", None) or default)[: len(default)]
-    fields["positions"] = pattern_of(["rotary" if flag else "none" for flag in rotated])
-    sliding = SLIDING if fields.pop("use_sliding_window", False) else FULL
-    return read_rope(read_windows(fields, [FULL if flag else sliding for flag in rotated]))
+    interval, depth = fields.get("no_rope_layer_interval", 4), depth_of(fields)
+    rotated = fields.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(depth)]
+    positions = pattern_of(["rotary" if flag else "none" for flag in rotated[:depth]])
+    fields = {"rope_theta": 2_000_000.0} | fields | {"positions": positions}
+    return read_used_windows(fields, [FULL if flag else SLIDING for flag in rotated])
 
 
 def write_smollm3_fields(fields: Fields) -> Fields:
