@@ -242,7 +242,8 @@ def network_of(checkpoint: Checkpoint) -> Any:
 
 
 def tokens(vocab_size: int = VOCAB) -> Tensor:
-    return torch.randint(vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(1))
+    # 1 is the padding of RoBERTa, from which it counts positions.
+    return torch.randint(2, vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(1))
 
 
 def our_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting, save_network
-from tinyformer.config.admission import Plain, admit_config, composed, describe_config, never_instantiated
+from tinyformer.config.admission import Plain, admit_config, composed, describe_config, leaves, never_instantiated
 from tinyformer.config.conf import format_value, key_of
 from tinyformer.config.errors import ConfigError, config_keys
 from tinyformer.errors import ArgumentError, argument_path
@@ -37,7 +37,7 @@ DECODER_EMBEDDING = "decoder.token_embedding.weight"
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual", "dropout")
 """Arguments that do not change the function of a trained network in evaluation."""
 
-FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
+MODEL_TYPES = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
 
 
 def import_model(source: str, path: Path) -> list[str]:
@@ -106,8 +106,7 @@ def _family_of(fields: Fields, folder: Path) -> Family:
     for family in FAMILIES:
         if family.model_type == fields.get("model_type") and family.covers(fields):
             return family
-    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
-    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; supported types are {MODEL_TYPES}"
     raise ArgumentError("source", folder, reason)
 
 
@@ -142,18 +141,19 @@ def export_model(path: Path, folder: Path) -> list[str]:
     sized = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(sized, resolve=False)
     function = _function_of(sized)
-    # A network of another class differs in a single argument, its class, and would count as the nearest.
-    kind = function["network"]["_target_"]
-    alike = [family for family in FAMILIES if composed(family.groups)[0]["network"]["_target_"] == kind]
-    candidates = [_as_family(family, sized, function) for family in alike or FAMILIES]
+    # A node of another class differs in a single argument, its class, and would count as near.
+    classes = _classes_of(config)
+    distances = [len(classes ^ _classes_of(composed(family.groups)[0])) for family in FAMILIES]
+    alike = [family for family, distance in zip(FAMILIES, distances, strict=True) if distance == min(distances)]
+    candidates = [_as_family(family, sized, function) for family in alike]
     origin = checkpoint.facts.get("model_type")  # of several families with the same function, that of the import
     nearest = min(candidates, key=lambda found: (len(_relevant(found[3])), found[0].model_type != origin))
     family, fields, config, differences = nearest
     if lacking := _relevant(differences):
         setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
         raise ConfigError(
-            f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
-            f"{_shown(lacking[0].other)}."
+            f"{setting} has no counterpart in {family.name}, the nearest of the families that can be exported: there "
+            f"it is {_shown(lacking[0].other)}."
         )
     network = meta_network(config)
     resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
@@ -170,6 +170,12 @@ def export_model(path: Path, folder: Path) -> list[str]:
     if not checkpoint.tokenizer:
         lines.append("The checkpoint has no tokenizer, so the folder has none.")
     return lines
+
+
+def _classes_of(config: Plain) -> set[tuple[str, Any]]:
+    """The classes in the parts of a config that determine the network, with their keys."""
+    parts = {name: config[name] for name in ("network", "block", "norm", "feed_forward", "position", "task")}
+    return {(key, value) for key, value in leaves(parts) if key.endswith("_target_")}
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
