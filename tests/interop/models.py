@@ -21,7 +21,7 @@ from tinyformer.nn import AttentionMask
 from tinyformer.programs.convert.conversion import export_model
 from tinyformer.run.importing import import_model
 
-VOCAB, SEQ = 53, 19
+VOCAB, SEQ = 97, 19
 
 GPT2: dict[str, Any] = {"n_embd": 42, "n_head": 7, "n_layer": 2, "n_inner": 50, "n_positions": SEQ + 2}
 BERT: dict[str, Any] = {
@@ -30,13 +30,23 @@ BERT: dict[str, Any] = {
 }
 ROTARY = {"rope_type": "default", "rope_theta": 700.0}
 LLAMA: dict[str, Any] = BERT | {
-    **{"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10},
+    **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10},
     **{"rms_norm_eps": 1e-3, "rope_parameters": ROTARY},
 }
-NEOX: dict[str, Any] = BERT | {
-    "rope_parameters": ROTARY | {"partial_rotary_factor": 1.0},
-    "use_parallel_residual": False,
+NEOX: dict[str, Any] = BERT | {"rope_parameters": ROTARY | {"partial_rotary_factor": 2 / 3}}
+WITHOUT_PARALLEL = {"rope_parameters": ROTARY | {"partial_rotary_factor": 1.0}, "use_parallel_residual": False}
+PLAIN: dict[str, Any] = {**LLAMA, "hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 4}
+del PLAIN["head_dim"]
+GEMMA: dict[str, Any] = PLAIN | {"head_dim": 14, "sliding_window": 5, "query_pre_attn_scalar": 7}
+SHORT = {"original_max_position_embeddings": 8, "factor": 4.0}
+LLAMA3 = ROTARY | SHORT | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN, LINEAR = ROTARY | SHORT | {"rope_type": "yarn"}, ROTARY | {"rope_type": "linear", "factor": 8.0}
+LOCAL = {"rope_type": "default", "rope_theta": 90.0}
+MODERNBERT: dict[str, Any] = BERT | {
+    **{"num_attention_heads": 3, "num_hidden_layers": 5, "local_attention": 6},
+    "rope_parameters": {"full_attention": ROTARY, "sliding_attention": LOCAL},
 }
+ALL_BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 T5: dict[str, Any] = {
     **{"d_model": 42, "d_kv": 10, "d_ff": 50, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 3},
     **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "layer_norm_epsilon": 1e-3},
@@ -62,7 +72,12 @@ CLASSES = {
     "GPTNeoX": "GPTNeoXForCausalLM",
     "Llama": "LlamaForCausalLM",
     "Mistral": "MistralForCausalLM",
-    "Bert": "BertForMaskedLM",
+    **{
+        name: f"{name}ForCausalLM" for name in ("GPTNeo", "GPTJ", "OPT", "Phi", "Qwen2", "Qwen3", "SmolLM3", "NanoChat")
+    },
+    **{name: f"{name}ForCausalLM" for name in ("Olmo2", "Olmo3", "Gemma2", "Phi3")},
+    "Gemma3Text": "Gemma3ForCausalLM",
+    **{name: f"{name}ForMaskedLM" for name in ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert")},
     "T5": "T5ForConditionalGeneration",
     "Bart": "BartForConditionalGeneration",
     "Marian": "MarianMTModel",
@@ -121,14 +136,61 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
     "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
+    "gpt-neo": (
+        "GPTNeo",
+        {"hidden_size": 42, "num_heads": 7, "num_layers": 3, "intermediate_size": 50, "window_size": 5}
+        | {"max_position_embeddings": SEQ + 2, "attention_types": [[["global", "local"], 1], [["local"], 1]]},
+    ),
+    "gpt-j": ("GPTJ", GPT2 | {"n_embd": 48, "n_head": 4, "rotary_dim": 8}),
     "neox": ("GPTNeoX", NEOX),
     "neox-tied": ("GPTNeoX", NEOX | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_new"}),
+    "neox-sequential": ("GPTNeoX", NEOX | WITHOUT_PARALLEL),
+    "opt": (
+        "OPT",
+        {"hidden_size": 42, "ffn_dim": 50, "num_hidden_layers": 2, "num_attention_heads": 7}
+        | {"max_position_embeddings": SEQ + 2, "pad_token_id": 1},
+    ),
+    "phi": ("Phi", PLAIN | {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.4}, "layer_norm_eps": 0.1}),
     "llama": ("Llama", LLAMA),
     "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
+    "llama-3": ("Llama", LLAMA | {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", LLAMA | {"rope_parameters": YARN}),
+    "llama-linear": ("Llama", LLAMA | {"rope_parameters": LINEAR}),
+    "qwen-2": ("Qwen2", PLAIN | {"tie_word_embeddings": True}),
+    "qwen-2-windows": ("Qwen2", PLAIN | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    "qwen-3": ("Qwen3", LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "smollm3": ("SmolLM3", PLAIN),
+    "smollm3-windows": (
+        "SmolLM3",
+        PLAIN | {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 0, 1]},
+    ),
+    "olmo-2": ("Olmo2", PLAIN),
+    "olmo-3": (
+        "Olmo3",
+        PLAIN | {"sliding_window": 5, "rope_parameters": {"full_attention": YARN, "sliding_attention": ROTARY}},
+    ),
+    "gemma-2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma-3": (
+        "Gemma3Text",
+        GEMMA | {"num_hidden_layers": 7, "rope_parameters": {"full_attention": LINEAR, "sliding_attention": LOCAL}},
+    ),
+    "phi-3": (
+        "Phi3",
+        PLAIN | {"sliding_window": 5, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.6}},
+    ),
+    "nanochat": ("NanoChat", PLAIN),
     "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
     "mistral-without-window": ("Mistral", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
     "bert": ("Bert", BERT),
     "bert-untied": ("Bert", BERT | {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+    "roberta": ("Roberta", BERT | {"pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", BERT | {"pad_token_id": 1, "tie_word_embeddings": False}),
+    "distilbert": (
+        "DistilBert",
+        {"dim": 42, "n_heads": 7, "n_layers": 2, "hidden_dim": 50, "max_position_embeddings": SEQ + 2},
+    ),
+    "modernbert": ("ModernBert", MODERNBERT),
+    "modernbert-biases": ("ModernBert", MODERNBERT | ALL_BIASES | {"classifier_activation": "silu"}),
     "t5": ("T5", T5),
     "t5-v1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
@@ -181,7 +243,8 @@ def network_of(checkpoint: Checkpoint) -> Any:
 
 
 def tokens(vocab_size: int = VOCAB) -> Tensor:
-    return torch.randint(vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(1))
+    # 1 is the padding of RoBERTa, from which it counts positions.
+    return torch.randint(2, vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(1))
 
 
 def our_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 import tinyformer
 from interop.models import (
     SEQ,
+    VOCAB,
     change_config,
     change_weights,
     checkpoint_of,
@@ -139,7 +140,8 @@ PROMPTS = ["the cat sees a", "mouse to Spanish"]
 
 def t5_tokenizer() -> Any:
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0), *((f"▁{word}", -2.0) for word in WORDS)]
-    return transformers().T5Tokenizer(vocab=[*pieces, *((chr(97 + i), -4.0) for i in range(26))], extra_ids=5)
+    pieces += [(chr(97 + i), -4.0) for i in range(26)]
+    return transformers().T5Tokenizer(vocab=pieces, extra_ids=VOCAB - len(pieces))
 
 
 def bart_tokenizer() -> Any:

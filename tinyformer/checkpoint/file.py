@@ -27,6 +27,7 @@ PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
 FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None, "inherited": int}
+FACTS |= {"model_type": str}  # of an imported model
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The files of a run's checkpoints: at the last validation or interruption, the checkpoint before that one, and at the

@@ -1,42 +1,67 @@
-"""BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: post-norm, biases everywhere.
+"""BERT and its successors with their masked-LM heads.
 
-All tokens have token type 0, as in a single text. An import adds that type's embedding to the learned positional
-embeddings and drops the embeddings of other types; an export writes zeros for all types.
+| family | paper | architecture |
+|---|---|---|
+| BERT | Devlin et al. 2019, arXiv 1810.04805 | post-norm, biases everywhere |
+| RoBERTa | Liu et al. 2019, arXiv 1907.11692; XLM-R: 1911.02116 | BERT |
+| DistilBERT | Sanh et al. 2019, arXiv 1910.01108 | BERT without token types |
+| ModernBERT | Warner et al. 2024, arXiv 2412.13663 | pre-norm, rotary positions, windows, gated, no biases |
+
+All tokens of BERT and RoBERTa have token type 0, as in a single text. An import adds that type's embedding to the
+learned positional embeddings and drops the embeddings of other types; an export writes zeros for all types.
 """
 
-import torch
+from dataclasses import dataclass, replace
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Module, Weights, in_layers
+from torch.nn import functional as F
+
+from tinyformer.errors import ArgumentError
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, in_layers
+from tinyformer.interop.layers import (
+    FULL,
+    LAYERED_ROPE,
+    SLIDING,
+    WINDOWS,
+    layer_types,
+    read_layered_rope,
+    read_windows,
+    write_layered_rope,
+    write_windows,
+)
 
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
-
-NUM_TYPES = 2
-"""Number of token types of an exported model: BERT tokenizers produce two, for pairs of texts."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Suffixes of norm weights in files that were converted from TensorFlow, and their new names."""
 
-OUTPUT, OUTPUT_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
 
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the weights of BERT and RoBERTa."""
 
-def read_weights(weights: Weights) -> Weights:
-    """Add the embedding of token type 0 to the positional embeddings, and move the output bias to the output layer."""
-    for old, new in OLD_NAMES.items():
-        weights = {
-            name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
-        }
-    weights[POSITIONS] = weights[POSITIONS] + weights.pop(TYPES)[0]
-    bias = weights.pop(OUTPUT_BIAS, None)
-    # A tied output layer uses this bias, even if another one is stored under the layer's own name.
-    if bias is not None and not {f"{OUTPUT}.weight", f"{OUTPUT}.bias"} <= weights.keys():
-        weights[f"{OUTPUT}.bias"] = bias
-    return weights
+    output: str = "cls.predictions.decoder"  # the output layer
+    output_bias: str = "cls.predictions.bias"  # the other name of its bias
+    num_types: int = 2  # token types of an exported model; BERT tokenizers produce two, for pairs of texts
+    num_before: int = 0  # rows of the table of positions before the first position, which padding uses
 
+    def read(self, weights: Weights) -> Weights:
+        """Add the embedding of token type 0 to those of the positions, and move the output bias to the output layer."""
+        for old, new in OLD_NAMES.items():
+            weights = {
+                name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
+            }
+        weights[POSITIONS] = (weights[POSITIONS] + weights.pop(TYPES)[0])[self.num_before :]
+        bias = weights.pop(self.output_bias, None)
+        # A tied output layer uses this bias, even if another one is stored under the layer's own name.
+        if bias is not None and not {f"{self.output}.weight", f"{self.output}.bias"} <= weights.keys():
+            weights[f"{self.output}.bias"] = bias
+        return weights
 
-def write_weights(weights: Weights) -> Weights:
-    """Add zeros as the embeddings of token types, and a copy of the output bias under the name `OUTPUT_BIAS`."""
-    types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
-    return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
+    def write(self, weights: Weights) -> Weights:
+        """Add zeros as embeddings of token types and of padding, and a copy of the output bias."""
+        positions = F.pad(weights[POSITIONS], (0, 0, self.num_before, 0))
+        types, bias = positions.new_zeros(self.num_types, positions.shape[1]), weights[f"{self.output}.bias"].clone()
+        return weights | {POSITIONS: positions, TYPES: types, self.output_bias: bias}
 
 
 BERT = Family(
@@ -84,13 +109,171 @@ BERT = Family(
         ),
         Module("cls.predictions.transform.dense", "readout.dense"),
         Module("cls.predictions.transform.LayerNorm", "readout.norm"),
-        Module(OUTPUT, "readout.proj"),
+        Module("cls.predictions.decoder", "readout.proj"),
     ),
     # Parts of next-sentence prediction, which is not supported.
     unused=("embeddings.position_ids", "pooler.", "cls.seq_relationship."),
-    write_fields=lambda fields: fields | {"type_vocab_size": NUM_TYPES},
-    read_weights=read_weights,
-    write_weights=write_weights,
+    write_fields=lambda fields: fields | {"type_vocab_size": Kind.num_types},
+    read_weights=Kind().read,
+    write_weights=Kind().write,
     generates=False,
     note="All tokens have token type 0, whose embedding is now part of the positional embeddings.",
+)
+
+OF_ROBERTA = Kind("lm_head.decoder", "lm_head.bias", num_types=1, num_before=2)
+
+
+def read_roberta_fields(fields: Fields) -> Fields:
+    """Subtract the rows of the table of positions that no text uses from their number."""
+    longest, pad = fields.get("max_position_embeddings", 512), fields.get("pad_token_id", 1)
+    if pad != OF_ROBERTA.num_before - 1:
+        raise ArgumentError("fields.pad_token_id", pad, "must be 1: the position of the first token is one more")
+    return fields | {"max_position_embeddings": longest - OF_ROBERTA.num_before}
+
+
+def write_roberta_fields(fields: Fields) -> Fields:
+    """The inverse of `read_roberta_fields`."""
+    longest = fields["max_position_embeddings"] + OF_ROBERTA.num_before
+    return fields | {"max_position_embeddings": longest, "type_vocab_size": 1, "pad_token_id": 1}
+
+
+ROBERTA = replace(
+    BERT,
+    name="RoBERTa",
+    model_type="roberta",
+    architecture="RobertaForMaskedLM",
+    prefix="roberta.",
+    outside="lm_head.",
+    modules=(
+        *(module for module in BERT.modules if not module.theirs.startswith("cls.")),
+        Module("lm_head.dense", "readout.dense"),
+        Module("lm_head.layer_norm", "readout.norm"),
+        Module("lm_head.decoder", "readout.proj"),
+    ),
+    read_fields=read_roberta_fields,
+    write_fields=write_roberta_fields,
+    read_weights=OF_ROBERTA.read,
+    write_weights=OF_ROBERTA.write,
+)
+
+XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_type="xlm-roberta", architecture="XLMRobertaForMaskedLM")
+
+DISTILBERT = replace(
+    BERT,
+    name="DistilBERT",
+    model_type="distilbert",
+    architecture="DistilBertForMaskedLM",
+    prefix="distilbert.",
+    outside="vocab_",
+    values={**BERT.values, "norm.eps": 1e-12},
+    fields=(
+        Field("vocab_size", "model.vocab_size", int, 30_522),
+        Field("dim", "model.d_model", int, 768),
+        Field("n_layers", "model.num_layers", int, 6),
+        Field("n_heads", "model.num_heads", int, 12),
+        Field("hidden_dim", "model.d_ff", int, 3072),
+        Field("max_position_embeddings", "model.max_seq_len", int, 512),
+        Field("activation", "feed_forward.activation", str, "gelu", ACTIVATIONS),
+        Field("tie_word_embeddings", "model.tied_readout", bool, True),
+        Field("dropout", "model.dropout", float, 0.1),
+        Field("attention_dropout", "attention.dropout", float, 0.1),
+        Field("initializer_range", "model.init_std", float, 0.02),
+    ),
+    fixed={},
+    modules=(
+        *(module for module in BERT.modules if module.theirs.startswith("embeddings.")),
+        *in_layers(
+            "transformer.layer.{}.",
+            "encoder.layers.{}.",
+            {
+                **{f"attention.{name}_lin": f"attention.{name}_proj" for name in "qkv"},
+                "attention.out_lin": "attention.o_proj",
+                "sa_layer_norm": "attention_norm",
+                "ffn.lin1": "feed_forward.up_proj",
+                "ffn.lin2": "feed_forward.down_proj",
+                "output_layer_norm": "feed_forward_norm",
+            },
+        ),
+        Module("vocab_transform", "readout.dense"),
+        Module("vocab_layer_norm", "readout.norm"),
+        Module("vocab_projector", "readout.proj"),
+    ),
+    unused=("embeddings.position_ids",),
+    write_fields=dict,
+    read_weights=dict,
+    write_weights=dict,
+    note="",
+)
+
+GLOBAL_EVERY = "global_attn_every_n_layers"
+BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
+
+
+def read_modernbert_fields(fields: Fields) -> Fields:
+    """Replace types of layers by the windows and rotary positions of the layers.
+
+    The window of `local_attention` reaches half of its size to each side, in addition to the query's own position.
+    """
+    fields = dict(fields)
+    every, size = fields.pop(GLOBAL_EVERY, 3), fields.pop("local_attention", 128)
+    pattern = [FULL, *[SLIDING] * (every - 1)]
+    fields["layer_types"] = layer_types(fields, pattern)
+    return read_windows(read_layered_rope(fields, pattern, BASES), pattern, 2 * (size // 2) + 1)
+
+
+def write_modernbert_fields(fields: Fields) -> Fields:
+    """The inverse of `read_modernbert_fields`."""
+    fields = write_layered_rope(write_windows(fields))
+    size = fields.pop("sliding_window")
+    return fields | ({} if size is None else {"local_attention": size - 1})
+
+
+MODERNBERT = Family(
+    name="ModernBERT",
+    model_type="modernbert",
+    architecture="ModernBertForMaskedLM",
+    prefix="model.",
+    outside=("head.", "decoder."),
+    groups={**BERT.groups, "position": "rotary", "block": "pre_norm", "feed_forward": "swiglu"},
+    values={"model.embedding_norm": True, "block.first_norm": False},
+    fields=(
+        *SIZES,
+        Field("max_position_embeddings", "model.max_seq_len", int, 8192),
+        Field("hidden_activation", "feed_forward.activation", str, "gelu", ACTIVATIONS),
+        Field("norm_eps", "norm.eps", float, 1e-5),
+        Field("norm_bias", "norm.bias", bool, False),
+        *LAYERED_ROPE,
+        Field("attention_bias", "attention.bias", bool, False),
+        Field("mlp_bias", "feed_forward.bias", bool, False),
+        Field("classifier_bias", "task.readout.dense_bias", bool, False),
+        Field("classifier_activation", "task.readout.activation", str, "gelu", ACTIVATIONS),
+        Field("tie_word_embeddings", "model.tied_readout", bool, True),
+        Field("embedding_dropout", "model.embedding_dropout", float, 0.0),
+        Field("attention_dropout", "attention.dropout", float, 0.0),
+        WINDOWS,
+    ),
+    fixed={"decoder_bias": True},
+    modules=(
+        Module("embeddings.tok_embeddings", "encoder.token_embedding"),
+        Module("embeddings.norm", "encoder.embedding_norm"),
+        *in_layers(
+            "layers.{}.",
+            "encoder.layers.{}.",
+            {
+                "attn_norm": "attention_norm",
+                "attn.Wqkv": "attention.q_proj attention.k_proj attention.v_proj",
+                "attn.Wo": "attention.o_proj",
+                "mlp_norm": "feed_forward_norm",
+                "mlp.Wi": "feed_forward.gate_proj feed_forward.up_proj",
+                "mlp.Wo": "feed_forward.down_proj",
+            },
+        ),
+        Module("final_norm", "encoder.final_norm"),
+        Module("head.dense", "readout.dense"),
+        Module("head.norm", "readout.norm"),
+        Module("decoder", "readout.proj"),
+    ),
+    read_fields=read_modernbert_fields,
+    write_fields=write_modernbert_fields,
+    generates=False,
 )

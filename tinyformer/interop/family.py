@@ -1,21 +1,21 @@
 """The description of a model family: its config fields and weights, with their counterparts in tinyformer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.nn import Network
+from tinyformer.nn.attention import BaseAttention
 
 Fields: TypeAlias = dict[str, Any]
 """The fields of a `config.json` by name."""
 
 Weights: TypeAlias = dict[str, Tensor]
-
-Depths: TypeAlias = Mapping[str, int]
-"""The number of layers of each stack, "encoder" and "decoder"."""
 
 REQUIRED = object()
 """The marker of a field that has no default and must be present."""
@@ -43,7 +43,7 @@ class Field:
 
     theirs: str  # the name of the field in `config.json`
     ours: str  # the key of our config, such as `model.d_model`
-    kind: type  # the type of the field's values
+    kind: Any  # the type of the field's values, or a union of types
     default: Any = REQUIRED  # the field's default in `transformers`
     choices: Mapping[Any, Any] | None = None  # our values by the field's values, if they differ
     nullable: bool = False  # whether the field may be null, which means the default of our key
@@ -56,7 +56,7 @@ class Field:
         if value is None and self.nullable:
             return None
         if not self._is_of_kind(value):
-            raise ArgumentError(f"fields.{self.theirs}", value, f"must be {self.kind.__name__}")
+            raise ArgumentError(f"fields.{self.theirs}", value, f"must be {getattr(self.kind, '__name__', self.kind)}")
         if self.choices is None:
             return value
         require_choice(f"fields.{self.theirs}", value, self.choices)
@@ -84,6 +84,12 @@ SIZES = (
 """The fields of most families with a single stack of layers."""
 
 
+def changed(fields: tuple[Field, ...], without: tuple[str, ...] = (), **defaults: Any) -> tuple[Field, ...]:
+    """The fields of a family without some of them, and with other defaults."""
+    kept = (field for field in fields if field.theirs not in without)
+    return tuple(replace(field, default=defaults.get(field.theirs, field.default)) for field in kept)
+
+
 @dataclass(frozen=True)
 class Module:
     """A module of a family and its counterpart in tinyformer; in names, `{}` stands for the index of the layer."""
@@ -92,26 +98,39 @@ class Module:
     ours: str  # our name; several names, separated by spaces, if theirs concatenates the outputs of several modules
     transposed: bool = False  # whether its matrix is stored as (inputs, outputs)
     by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
+    # The index of the family's row for each row of ours within a head, if their order differs.
+    order: Callable[[BaseAttention], Int[Tensor, " head_dim"]] | None = None
 
-    def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield pairs of the family's name and our names, for the weight and the bias of every layer."""
+    def names(self, network: Network) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield pairs of the family's name and our names, for the weight and the bias of every layer of our network."""
         stack = self.ours.partition(".")[0]
-        for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
+        for layer in range(len(getattr(network, stack).layers)) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
                 ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours.split())
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
-    def read(self, tensor: Tensor, num_heads: int) -> Sequence[Tensor]:
-        """Split a tensor of the family into our tensors."""
-        number = len(self.ours.split())
-        if self.by_head:
-            return tensor.unflatten(0, (num_heads, number, -1)).transpose(0, 1).flatten(1, 2).unbind()
-        return self._transpose(tensor).chunk(number)
+    def read(self, tensor: Tensor, names: Sequence[str], network: Network) -> Sequence[Tensor]:
+        """Split a tensor of the family into our tensors with these names."""
+        if self.by_head or self.order:
+            attention = network.attentions()[0]
+            if self.order:
+                return [tensor.unflatten(0, (-1, attention.head_dim))[:, self.order(attention)].flatten(0, 1)]
+            split = tensor.unflatten(0, (attention.num_heads, len(names), -1))
+            return split.transpose(0, 1).flatten(1, 2).unbind()
+        if len(names) == 1:
+            return [self._transpose(tensor)]
+        modules = (network.get_submodule(name.rpartition(".")[0]) for name in names)
+        return self._transpose(tensor).split([module.out_features for module in modules])
 
-    def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
+    def write(self, tensors: Sequence[Tensor], network: Network) -> Tensor:
         """Join our tensors into one tensor, as the family stores them."""
+        attention = network.attentions()[0]
+        if self.order:
+            inverse = self.order(attention).argsort()
+            return tensors[0].unflatten(0, (-1, attention.head_dim))[:, inverse].flatten(0, 1)
         if self.by_head:
-            return torch.stack([tensor.unflatten(0, (num_heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)
+            split = [tensor.unflatten(0, (attention.num_heads, -1)) for tensor in tensors]
+            return torch.stack(split, dim=1).flatten(0, 2)
         return self._transpose(torch.cat(list(tensors))).contiguous()
 
     def _transpose(self, tensor: Tensor) -> Tensor:
@@ -178,31 +197,34 @@ class Family:
         }
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
-    def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
-        """The weights under our names, and the names of tensors that the family does not have."""
+    def read(self, tensors: Weights, network: Network) -> tuple[Weights, list[str]]:
+        """The weights under our names, and the names of tensors that the family does not have.
+
+        `network` is our network on any device, whose sizes determine how tensors are split.
+        """
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
         used = (name for name in plain if not name.startswith(self.unused) and not name.endswith(self.unused))
         remaining = self.read_weights({name: plain[name] for name in used})
         weights: Weights = {}
         for module in self.modules:
-            for theirs, ours in module.names(depths):
+            for theirs, ours in module.names(network):
                 if theirs in remaining:
-                    weights |= zip(ours, module.read(remaining.pop(theirs), num_heads), strict=False)
+                    weights |= zip(ours, module.read(remaining.pop(theirs), ours, network), strict=True)
         return weights, sorted(remaining)
 
-    def write(self, weights: Weights, depths: Depths, num_heads: int) -> Weights:
-        """The weights under the names of the family."""
+    def write(self, weights: Weights, network: Network) -> Weights:
+        """The weights of our network under the names of the family."""
         written = {
-            theirs: module.write([weights[name] for name in ours], num_heads)
+            theirs: module.write([weights[name] for name in ours], network)
             for module in self.modules
-            for theirs, ours in module.names(depths)
+            for theirs, ours in module.names(network)
             if all(name in weights for name in ours)
         }
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
-    def name_of(self, ours: str, depths: Depths) -> str:
+    def name_of(self, ours: str, network: Network) -> str:
         """The family's name of the tensor that contains one of our weights."""
-        pairs = (pair for module in self.modules for pair in module.names(depths))
+        pairs = (pair for module in self.modules for pair in module.names(network))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 
     def _full(self, name: str) -> str:

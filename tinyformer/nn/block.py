@@ -211,9 +211,21 @@ class Block(nn.Module):
 
 
 class PreNormBlock(Block):
-    """x + f(norm(x)): the residual stream itself is not normalised (Xiong et al. 2020, arXiv 2002.04745; GPT-2)."""
+    """x + f(norm(x)): the residual stream itself is not normalised (Xiong et al. 2020, arXiv 2002.04745; GPT-2).
+
+    Args:
+        first_norm: whether the first layer normalises the input of attention; ModernBERT, which normalises the
+            embeddings, does not (Warner et al. 2024, arXiv 2412.13663).
+        *arguments: see `Block`.
+        **options: see `Block`.
+    """
 
     norm_names: ClassVar = {"input": "norm"}
+
+    def __init__(self, *arguments: Any, first_norm: bool = True, layer_index: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, layer_index=layer_index, **options)
+        if layer_index == 0 and not first_norm:
+            self.attention_norm = nn.Identity()
 
 
 class PostNormBlock(Block):

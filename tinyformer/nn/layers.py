@@ -32,23 +32,34 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / root mean square, scaled if `weight`; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """x / root mean square, scaled if `weight`; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467).
 
-    def __init__(self, d_model: int, eps: float = 1e-6, weight: bool = True) -> None:
+    Args:
+        weight: whether there is a learned scale.
+        zero_centered: whether the scale is 1 + weight, as in Gemma (Mesnard et al. 2024, arXiv 2403.08295).
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-6, weight: bool = True, zero_centered: bool = False) -> None:
         super().__init__(d_model, eps=eps, elementwise_affine=weight)
+        self.zero_centered = zero_centered and weight
+        if self.zero_centered:
+            nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise in the higher precision of input and weight; torch would warn about mixed dtypes under autocast."""
         if self.weight is None:
             return super().forward(x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
+        weight = 1 + self.weight.to(dtype) if self.zero_centered else self.weight.to(dtype)
+        return F.rms_norm(x.to(dtype), self.normalized_shape, weight, self.eps)
 
 
 def weight_of(norm: nn.Module) -> Tensor:
     """The factor of each dimension after a norm has divided its input; 1 for a norm without a weight."""
     weight: Tensor | None = getattr(norm, "weight", None)
-    return torch.ones(()) if weight is None else weight
+    if weight is None:
+        return torch.ones(())
+    return 1 + weight if getattr(norm, "zero_centered", False) else weight
 
 
 def relu2(x: Tensor) -> Tensor:

@@ -114,7 +114,8 @@ class RotaryPosition(RelativePosition):
         p: share of the frequencies that are kept, the highest; the others are 0 (p-RoPE, Barbero et al. 2024, arXiv
             2410.06205). The exponents are those of all frequencies.
         scaling: a name in `SCALINGS`, for texts longer than those of training; None for none.
-        factor: length of the longest text divided by that of training, with `scaling`.
+        factor: length of the longest text divided by that of training, with `scaling`. A list is a pattern over the
+            layers, as with `base`; layers with 1 are not scaled, such as the local layers of Gemma 3 and OLMo 3.
         original_seq_len: number of tokens of a text of training; None for `max_seq_len / factor`.
     """
 
@@ -129,7 +130,7 @@ class RotaryPosition(RelativePosition):
         fraction: float = 1.0,
         p: float = 1.0,
         scaling: str | None = None,
-        factor: float = 1.0,
+        factor: float | Sequence[float] = 1.0,
         original_seq_len: int | None = None,
         layer_index: int = 0,
     ) -> None:
@@ -137,9 +138,11 @@ class RotaryPosition(RelativePosition):
         for name, share in (("fraction", fraction), ("p", p)):
             if not 0 < share <= 1:
                 raise ArgumentError(name, share, "must be above 0 and at most 1", {name: 0.5})
-        if factor < 1 or (factor > 1) != (scaling is not None):
+        factors = factor if isinstance(factor, Sequence) else [factor]
+        if min(factors, default=0) < 1 or (max(factors) > 1) != (scaling is not None):
             reason = "must be above 1 with a `scaling`, and 1 without"
             raise ArgumentError("factor", factor, reason, {"scaling": "yarn", "factor": 4.0})
+        factor = of_layer("factor", factors, layer_index, 4.0)
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
@@ -158,7 +161,8 @@ class RotaryPosition(RelativePosition):
         frequencies = geometric(self.dim, base)
         if scaling is not None:
             require_choice("scaling", scaling, SCALINGS)
-            frequencies = SCALINGS[scaling](frequencies, base, factor, original_seq_len or max_seq_len / factor)
+        if factor > 1:
+            frequencies = SCALINGS[str(scaling)](frequencies, base, factor, original_seq_len or max_seq_len / factor)
         frequencies[max(1, int(p * len(frequencies) + 1e-9)) :] = 0.0
         of_positions, scale = angles(max_seq_len, frequencies), magnitude(scaling, factor)
         cos, sin = (scale * of_positions.cos()).float(), (scale * of_positions.sin()).float()

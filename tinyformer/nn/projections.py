@@ -36,12 +36,15 @@ class ProjectionNorm(RMSNorm):
 QK_NORMS: dict[bool | str, Callable[[int, int, float], nn.Module]] = {
     False: lambda num_heads, head_dim, eps: nn.Identity(),
     True: lambda num_heads, head_dim, eps: RMSNorm(head_dim, eps),
+    "zero_centered": lambda num_heads, head_dim, eps: RMSNorm(head_dim, eps, zero_centered=True),
+    "unscaled": lambda num_heads, head_dim, eps: RMSNorm(head_dim, eps, weight=False),
     "projection": ProjectionNorm,
 }
 """Factories of the norm of queries or keys, called with `num_heads`, `head_dim` and `eps`.
 
 True divides each query and key by its root mean square, with a learned scale that the heads share (Henry et al. 2020,
-arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
+arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442). The scale is 1 + weight with "zero_centered", as in Gemma 3
+(arXiv 2503.19786), and there is none with "unscaled", as in nanochat.
 """
 
 

@@ -211,6 +211,7 @@ class MaskedTokenReadout(TokenReadout):
     Args:
         norm: factory of the norm, called with `d_model`.
         activation: a name in `ACTIVATIONS`.
+        dense_bias: whether there is a bias b, which ModernBERT lacks.
     """
 
     def __init__(
@@ -220,10 +221,11 @@ class MaskedTokenReadout(TokenReadout):
         norm: Callable[..., nn.Module] = LayerNorm,
         activation: str = "gelu",
         softcap: float | None = None,
+        dense_bias: bool = True,
     ) -> None:
         super().__init__(token_embedding, tied, bias=True, softcap=softcap)
         d_model = token_embedding.embedding_dim
-        self.dense = nn.Linear(d_model, d_model)
+        self.dense = nn.Linear(d_model, d_model, dense_bias)
         self.activation = find_activation(activation)
         self.norm = norm(d_model)
 

@@ -24,7 +24,7 @@ from tinyformer.data import TextTokenizer
 from tinyformer.data.stream import default_cache_dir
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
-from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.family import Family, Fields, Weights
 from tinyformer.interop.folder import CONFIG, find_folder, model_files, read_config, read_tensors
 from tinyformer.interop.gguf import PRE_TOKENIZERS, GGUFFile
 from tinyformer.interop.vocabulary import read_tokenizer
@@ -36,7 +36,7 @@ VERSION = 1
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
 DECODER_EMBEDDING = "decoder.token_embedding.weight"
 
-FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
+MODEL_TYPES = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
 
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:
@@ -125,13 +125,14 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
         )
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
-    weights = _our_weights(files, family, settings, network, depths_of(config["model"]))
+    weights = _our_weights(files, family, settings, network)
     layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
     size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
     lines = [f"{family.name}, {size}, saved in {path}."]
     # Assigned, since the network is on the meta device.
     network.load_state_dict(weights, assign=True)
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
+    facts["model_type"] = family.model_type
     text = tokenizer.to_json() if tokenizer else None
     overrides = describe_config(config, family.groups)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -154,12 +155,6 @@ def compose_family(family: Family, settings: Plain) -> Plain:
     return plain
 
 
-def depths_of(model: Plain) -> Depths:
-    """The number of layers of each stack, given the values of the `model` group."""
-    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
-    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
-
-
 def meta_network(config: Plain) -> Network:
     """The network of a config on the meta device, which allocates no memory for weights."""
     created = OmegaConf.create(config)
@@ -172,27 +167,26 @@ def family_of(fields: Fields, folder: Path) -> Family:
     for family in FAMILIES:
         if family.model_type == fields.get("model_type") and family.covers(fields):
             return family
-    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
-    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; supported types are {MODEL_TYPES}"
     raise ArgumentError("source", folder, reason)
 
 
-def _our_weights(files: Source, family: Family, settings: Plain, network: Network, depths: Depths) -> Weights:
+def _our_weights(files: Source, family: Family, settings: Plain, network: Network) -> Weights:
     """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
     expected = network.state_dict()
-    weights, others = family.read(files.read_tensors(), depths, settings["model.num_heads"])
+    weights, others = family.read(files.read_tensors(), network)
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
     for name in (name for name in tied if name in expected):  # one stack has no second embedding
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
-            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            reason = f"{family.name_of(name, network)} differs from {family.name_of(EMBEDDING, network)}"
             if name == OUTPUT:
                 reason += (
                     f", although {files.config} says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
                 )
             raise ArgumentError("source", files.path, reason)
         weights[name] = weights[EMBEDDING]
-    lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
-    others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
+    lacking = [family.name_of(name, network) for name in sorted(expected.keys() - weights.keys())]
+    others = [*(family.name_of(name, network) for name in sorted(weights.keys() - expected.keys())), *others]
     if lacking or others:
         problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
         raise ArgumentError(

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
-from tinyformer.config.admission import Plain, admit_config, composed, never_instantiated
+from tinyformer.config.admission import Plain, admit_config, composed, leaves, never_instantiated
 from tinyformer.config.conf import key_of
 from tinyformer.config.errors import ConfigError
 from tinyformer.errors import argument_path
@@ -23,7 +23,7 @@ from tinyformer.interop.folder import (
     write_folder,
 )
 from tinyformer.interop.vocabulary import tokenizer_files
-from tinyformer.run.importing import EMBEDDING, FAMILY_NAMES, OUTPUT, compose_family, depths_of, meta_network
+from tinyformer.run.importing import EMBEDDING, OUTPUT, compose_family, meta_network
 from tinyformer.run.starting_checkpoint import tokenizer_of
 
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual", "dropout")
@@ -41,33 +41,41 @@ def export_model(path: Path, folder: Path) -> list[str]:
     sized = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(sized, resolve=False)
     function = _function_of(sized)
-    # A network of another class differs in a single argument, its class, and would count as the nearest.
-    kind = function["network"]["_target_"]
-    alike = [family for family in FAMILIES if composed(family.groups)[0]["network"]["_target_"] == kind]
-    candidates = [_as_family(family, sized, function) for family in alike or FAMILIES]
-    family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
+    # A node of another class differs in a single argument, its class, and would count as near.
+    classes = _classes_of(config)
+    distances = [len(classes ^ _classes_of(composed(family.groups)[0])) for family in FAMILIES]
+    alike = [family for family, distance in zip(FAMILIES, distances, strict=True) if distance == min(distances)]
+    candidates = [_as_family(family, sized, function) for family in alike]
+    origin = checkpoint.facts.get("model_type")  # of several families with the same function, that of the import
+    nearest = min(candidates, key=lambda found: (len(_relevant(found[3])), found[0].model_type != origin))
+    family, fields, config, differences = nearest
     if lacking := _relevant(differences):
         setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
         raise ConfigError(
-            f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
-            f"{_shown(lacking[0].other)}."
+            f"{setting} has no counterpart in {family.name}, the nearest of the families that can be exported: there "
+            f"it is {_shown(lacking[0].other)}."
         )
     network = meta_network(config)
     resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
-    depths = depths_of(resolved)
     dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
     require_fitting(network, full)
-    weights = family.write(full.weights, depths, config["model"]["num_heads"])
+    weights = family.write(full.weights, network)
     if config["model"]["tied_readout"]:
-        del weights[family.name_of(OUTPUT, depths)]
+        del weights[family.name_of(OUTPUT, network)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
     lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
     if not checkpoint.tokenizer:
         lines.append("The checkpoint has no tokenizer, so the folder has none.")
     return lines
+
+
+def _classes_of(config: Plain) -> set[tuple[str, Any]]:
+    """The classes in the parts of a config that determine the network, with their keys."""
+    parts = {name: config[name] for name in ("network", "block", "norm", "feed_forward", "position", "task")}
+    return {(key, value) for key, value in leaves(parts) if key.endswith("_target_")}
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
@@ -126,11 +134,13 @@ def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain)
         start = [] if special["bos_token_id"] is None else [special["bos_token_id"]]
         around = (start, [special["eos_token_id"]])
     elif tokenizer is None:
-        return {"config.json": fields}
+        return {"config.json": dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | fields}
     else:
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
         special["bos_token_id"] = tokenizer.start_id
         ends = special | {"eos_token_id": [*tokenizer.end_ids] if len(tokenizer.end_ids) > 1 else tokenizer.end_ids[0]}
+        # RoBERTa counts positions from the id of its padding token.
+        ends |= {name: fields[name] for name in ends.keys() & fields.keys()}
         generation = {"generation_config.json": ends} if family.generates else {}
         files, around = {"config.json": fields | ends, **generation}, ([tokenizer.eos_id], [])
     return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})

@@ -1,0 +1,176 @@
+"""Fields of `config.json` about rotary positions, and about windows and positions that differ between layers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.interop.family import SIZES, Field, Fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The types of layers in the field `layer_types`."""
+
+ROPE_TYPES = {"default": None, "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+"""Our scalings of rotary positions by the value of `rope_type`."""
+
+ROPE_ONLY: dict[str, Fields] = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "mscale": None, "mscale_all_dim": None},
+}
+"""Further parameters by `rope_type`, each with its only supported value."""
+
+NESTED = ("rope_parameters", "rope_scaling")
+"""Fields with the parameters of rotary positions, in newer and in older files."""
+
+FLAT = ("rope_theta", "partial_rotary_factor")
+"""Parameters of rotary positions that older files have at the top level."""
+
+ROPE = (
+    Field("rope_theta", "position.relative.base", float, 10_000.0),
+    Field("rope_type", "position.relative.scaling", str, None, ROPE_TYPES, nullable=True),
+    Field("rope_factor", "position.relative.factor", float, 1.0),
+    Field("rope_original", "position.relative.original_seq_len", int, None, nullable=True),
+)
+"""Our keys for what `read_rope` returns."""
+
+LAYERED_ROPE = tuple(replace(field, kind=float | int | list) if field.kind is float else field for field in ROPE)
+"""Our keys for what `read_layered_rope` returns."""
+
+FRACTION = Field("partial_rotary_factor", "position.relative.fraction", float, 1.0)
+
+DEPTH = next(field for field in SIZES if field.ours == "model.num_layers")
+
+WINDOWS = Field("windows", "attention.window", int | list, None, nullable=True)
+"""Our key for what `read_windows` returns."""
+
+
+def read_rope(fields: Fields) -> Fields:
+    """Replace the parameters of rotary positions, in files of any version, by the fields of `ROPE` and `FRACTION`."""
+    fields = dict(fields)
+    given: Fields = {name: fields.pop(name) for name in FLAT if name in fields}
+    for name in reversed(NESTED):
+        given |= {"in": name} | (fields.pop(name, None) or {})
+    return fields | _rope_of(given, fields.get("max_position_embeddings"))
+
+
+def _rope_of(given: Fields, max_seq_len: Any) -> Fields:
+    """The fields of `ROPE` and `FRACTION` for one dictionary of parameters."""
+    given = dict(given)
+    path = f"fields.{given.pop('in', NESTED[0])}"
+    kind: str = given.pop("rope_type", None) or given.get("type") or "default"
+    given.pop("type", None)
+    if kind not in ROPE_TYPES:
+        reason = f"is not supported; supported types are {', '.join(ROPE_TYPES)}"
+        raise ArgumentError(f"{path}.rope_type", kind, reason)
+    read = {name: given.pop(name) for name in FLAT if given.get(name) is not None}
+    if ROPE_TYPES[kind] is None:
+        given.pop("original_max_position_embeddings", None)
+    else:
+        read |= {"rope_type": kind, "rope_factor": given.pop("factor", None)}
+        if not isinstance(read["rope_factor"], int | float):
+            raise ArgumentError(f"{path}.factor", read["rope_factor"], "must be a number")
+        original = given.pop("original_max_position_embeddings", max_seq_len)
+        read |= {"rope_original": original} if kind in ROPE_ONLY else {}
+        implied = 0.1 * math.log(read["rope_factor"]) + 1
+        if kind == "yarn" and math.isclose(given.get("attention_factor") or implied, implied, rel_tol=1e-6):
+            given.pop("attention_factor", None)
+    for name, value in given.items():
+        if value is not None and value != ROPE_ONLY.get(kind, {}).get(name):
+            raise ArgumentError(f"{path}.{name}", value, f"is not supported with rope_type={kind}")
+    return read
+
+
+def write_rope(fields: Fields) -> Fields:
+    """Nest the parameters of rotary positions as newer versions of `transformers` do: the inverse of `read_rope`."""
+    written = _rope_parameters(fields)
+    others = {name: value for name, value in fields.items() if not name.startswith("rope_")}
+    return others | {NESTED[0]: written}
+
+
+def _rope_parameters(fields: Fields) -> Fields:
+    kind = fields.get("rope_type") or "default"
+    written: Fields = {"rope_type": kind}
+    written |= {"factor": fields.get("rope_factor", 1.0)} if kind != "default" else {}
+    written |= {name: fields[name] for name in FLAT if name in fields}
+    if kind in ROPE_ONLY:
+        only = {name: value for name, value in ROPE_ONLY[kind].items() if value is not None}
+        written |= only | {"original_max_position_embeddings": fields.get("rope_original")}
+    return written
+
+
+def pattern_of(values: Sequence[Any]) -> list[Any]:
+    """The shortest pattern that repeats over the layers, given the value of each layer."""
+    lengths = range(1, len(values) + 1)
+    period = next(n for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
+    return list(values[:period])
+
+
+def _one_or_pattern(values: Sequence[Any]) -> Any:
+    pattern = pattern_of(values)
+    return pattern[0] if len(pattern) == 1 else pattern
+
+
+def depth_of(fields: Fields) -> int:
+    """The number of layers, which determines other fields."""
+    return DEPTH.read(fields)
+
+
+def in_each_layer(value: Any, fields: Fields) -> list[Any]:
+    """The value of each layer, given one value or a pattern."""
+    pattern = value if isinstance(value, list) else [value]
+    return [pattern[layer % len(pattern)] for layer in range(depth_of(fields))]
+
+
+def layer_types(fields: Fields, pattern: Sequence[str]) -> list[str]:
+    """The type of each layer: the field `layer_types`, or a pattern that repeats over the layers."""
+    types: list[str] = fields.get("layer_types") or in_each_layer(list(pattern), fields)
+    for kind in types:
+        require_choice("fields.layer_types", kind, (FULL, SLIDING))
+    return types
+
+
+def read_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
+    """Replace types of layers and `sliding_window`, of which the defaults are given, by the field of `WINDOWS`."""
+    types, window = layer_types(fields, pattern), fields.get("sliding_window", window)
+    others = {name: value for name, value in fields.items() if name not in ("layer_types", "sliding_window")}
+    return others | {"windows": _one_or_pattern([window if kind == SLIDING else None for kind in types])}
+
+
+def write_windows(fields: Fields) -> Fields:
+    """The inverse of `read_windows`."""
+    windows = in_each_layer(fields.get("windows"), fields)
+    others = {name: value for name, value in fields.items() if name != "windows"}
+    types = [FULL if window is None else SLIDING for window in windows]
+    return others | {"layer_types": types, "sliding_window": next(filter(None, windows), None)}
+
+
+def read_layered_rope(fields: Fields, pattern: Sequence[str], bases: Mapping[str, tuple[str, float]]) -> Fields:
+    """Replace rotary positions that differ between types of layers by the fields of `ROPE`.
+
+    `bases` maps each type to the older name of its base and the default. Older files scale layers of type `FULL` only.
+    """
+    types, fields = layer_types(fields, pattern), dict(fields)
+    nested, scaling = (fields.pop(name, None) or {} for name in NESTED)
+    given = {kind: {"rope_theta": fields.get(name, default)} for kind, (name, default) in bases.items()}
+    given[FULL] |= {"in": NESTED[1]} | scaling
+    given = {kind: own | (nested.get(kind) or {}) for kind, own in given.items()}
+    read = {kind: _rope_of(own, fields.get("max_position_embeddings")) for kind, own in given.items()}
+    fields = {name: value for name, value in fields.items() if name not in {name for name, _ in bases.values()}}
+    fields |= {name: value for name, value in read[FULL].items() if name in ("rope_type", "rope_original")}
+    for name, default in (("rope_theta", None), ("rope_factor", 1.0)):
+        fields[name] = _one_or_pattern([read[kind].get(name, default) for kind in types])
+    return fields
+
+
+def write_layered_rope(fields: Fields) -> Fields:
+    """The inverse of `read_layered_rope`, after `write_windows`."""
+    types, nested = fields["layer_types"], {}
+    bases = in_each_layer(fields.get("rope_theta", 10_000.0), fields)
+    factors = in_each_layer(fields.get("rope_factor", 1.0), fields)
+    for kind in (FULL, SLIDING):
+        layer = types.index(kind) if kind in types else 0
+        scaled = {} if factors[layer] == 1 else {"rope_factor": factors[layer]}
+        own = fields | {"rope_theta": bases[layer]} | (scaled or {"rope_type": None})
+        nested[kind] = _rope_parameters(own)
+    return {name: value for name, value in fields.items() if not name.startswith("rope_")} | {NESTED[0]: nested}

@@ -1,0 +1,380 @@
+"""Llama and its successors: models that predict the next token, with rotary positions, RMSNorm and gated networks.
+
+| family | paper | what differs from Llama |
+|---|---|---|
+| Llama | Touvron et al. 2023, arXiv 2302.13971; 3: arXiv 2407.21783 | |
+| Mistral | Jiang et al. 2023, arXiv 2310.06825 | a sliding window |
+| Qwen 2 | Yang et al. 2024, arXiv 2407.10671 | biases of q, k and v |
+| Qwen 3 | Yang et al. 2025, arXiv 2505.09388 | norms of queries and keys |
+| SmolLM3 | Bakouch et al. 2025 | no positions in every fourth layer |
+| OLMo 2 and 3 | arXiv 2501.00656, 2512.13961 | norms after the sublayers, of whole projections; 3: windows |
+| Gemma 2 and 3 | arXiv 2408.00118, 2503.19786 | norms before and after the sublayers, windows; 2: bounded scores |
+| Phi 3 | Abdin et al. 2024, arXiv 2404.14219 | Llama with joined matrices |
+| nanochat | Karpathy 2025 | norms without weights, ReLU squared, bounded logits |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jaxtyping import Int
+from torch import Tensor, arange
+
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, changed, in_layers
+from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GROUPS, LAYERS, OUTPUT, QKV
+from tinyformer.interop.layers import (
+    FRACTION,
+    FULL,
+    LAYERED_ROPE,
+    ROPE,
+    SLIDING,
+    WINDOWS,
+    depth_of,
+    in_each_layer,
+    pattern_of,
+    read_layered_rope,
+    read_rope,
+    read_windows,
+    write_layered_rope,
+    write_rope,
+    write_windows,
+)
+from tinyformer.nn.attention import BaseAttention
+
+ROPE_NAMES = tuple(field.theirs for field in ROPE)
+
+LAYER = {
+    "input_layernorm": "attention_norm",
+    **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkvo"},
+    "post_attention_layernorm": "feed_forward_norm",
+    **{f"mlp.{name}_proj": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+}
+"""The modules of a layer of Llama."""
+
+QK_NORMS = {f"self_attn.{name}_norm": f"attention.{name}_norm" for name in "qk"}
+
+
+def modules_of(layer: Mapping[str, str], *others: Module) -> tuple[Module, ...]:
+    """All modules of a model, given the modules of its layers."""
+    ends = (Module("embed_tokens", EMBEDDING), Module("norm", FINAL_NORM), Module("lm_head", OUTPUT))
+    return (*ends, *in_layers("layers.{}.", LAYERS[1], layer), *others)
+
+
+LLAMA = Family(
+    name="Llama",
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    groups=GROUPS | {"position": "rotary", "norm": "rms_norm", "feed_forward": "swiglu"},
+    fields=(
+        *SIZES,
+        Field("max_position_embeddings", "model.max_seq_len", int, 2048),
+        Field("num_key_value_heads", "attention.num_kv_heads", int, None, nullable=True),
+        Field("head_dim", "attention.head_dim", int, None, nullable=True),
+        Field("hidden_act", "feed_forward.activation", str, "silu", ACTIVATIONS),
+        Field("rms_norm_eps", "norm.eps", float, 1e-6),
+        *ROPE,
+        Field("attention_bias", "attention.bias", bool, False),
+        Field("mlp_bias", "feed_forward.bias", bool, False),
+        Field("tie_word_embeddings", "model.tied_readout", bool, False),
+        Field("attention_dropout", "attention.dropout", float, 0.0),
+    ),
+    fixed={"partial_rotary_factor": 1.0},
+    modules=modules_of(LAYER),
+    unused=BUFFERS,
+    read_fields=read_rope,
+    write_fields=write_rope,
+)
+
+MISTRAL = replace(
+    LLAMA,
+    name="Mistral",
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("attention_bias", "mlp_bias"),
+            max_position_embeddings=131_072,
+            num_key_value_heads=8,
+        ),
+        Field("sliding_window", "attention.window", int, 4096, nullable=True),
+    ),
+)
+
+
+def read_used_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
+    """Replace types of layers by windows as `read_windows` does, if the field `use_sliding_window` is true."""
+    if fields.get("use_sliding_window"):
+        return read_windows(read_rope(fields), pattern, window)
+    return read_rope(fields) | {"windows": None}
+
+
+def read_qwen_fields(fields: Fields) -> Fields:
+    """Replace the number of the first layers without a window by the windows of the layers."""
+    full = fields.get("max_window_layers", 28)
+    return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(depth_of(fields))], 4096)
+
+
+def write_qwen_fields(fields: Fields) -> Fields:
+    """The inverse of `read_qwen_fields`."""
+    return write_rope(write_windows(fields)) | {"use_sliding_window": fields.get("windows") is not None}
+
+
+QWEN2 = replace(
+    LLAMA,
+    name="Qwen 2",
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    values={"attention.bias": "qkv"},
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("attention_bias", "mlp_bias", "head_dim"),
+            max_position_embeddings=32_768,
+            num_key_value_heads=32,
+        ),
+        WINDOWS,
+    ),
+    read_fields=read_qwen_fields,
+    write_fields=write_qwen_fields,
+)
+
+QK_EPS = Field("rms_norm_eps", "attention.qk_norm_eps", float, 1e-6)
+
+QWEN3 = replace(
+    QWEN2,
+    name="Qwen 3",
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    values={"attention.qk_norm": True},
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("mlp_bias",),
+            max_position_embeddings=32_768,
+            num_key_value_heads=32,
+            head_dim=128,
+        ),
+        QK_EPS,
+        WINDOWS,
+    ),
+    modules=modules_of(LAYER | QK_NORMS),
+)
+
+
+def read_smollm3_fields(fields: Fields) -> Fields:
+    """Replace the layers without positions by the kinds of positions of the layers."""
+    interval, depth = fields.get("no_rope_layer_interval", 4), depth_of(fields)
+    rotated = fields.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(depth)]
+    positions = pattern_of(["rotary" if flag else "none" for flag in rotated[:depth]])
+    fields = {"rope_theta": 2_000_000.0} | fields | {"positions": positions}
+    return read_used_windows(fields, [FULL if flag else SLIDING for flag in rotated])
+
+
+def write_smollm3_fields(fields: Fields) -> Fields:
+    """The inverse of `read_smollm3_fields`."""
+    rotated = [int(kind == "rotary") for kind in in_each_layer(fields.pop("positions", "rotary"), fields)]
+    return write_qwen_fields(fields) | {"no_rope_layers": rotated}
+
+
+SMOLLM3 = replace(
+    LLAMA,
+    name="SmolLM3",
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    groups={**LLAMA.groups, "position": "by_layer"},
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("head_dim",),
+            max_position_embeddings=32_768,
+            num_key_value_heads=4,
+            tie_word_embeddings=True,
+            rope_theta=2_000_000.0,
+        ),
+        Field("positions", "position.relative.pattern", list, ["rotary", "rotary", "rotary", "none"]),
+        WINDOWS,
+    ),
+    read_fields=read_smollm3_fields,
+    write_fields=write_smollm3_fields,
+)
+
+OLMO_LAYER = LAYER | QK_NORMS | {"post_attention_layernorm": "attention_norm"}
+OLMO_LAYER |= {"post_feedforward_layernorm": "feed_forward_norm"}
+del OLMO_LAYER["input_layernorm"]
+
+OLMO2 = replace(
+    LLAMA,
+    name="OLMo 2",
+    model_type="olmo2",
+    architecture="Olmo2ForCausalLM",
+    groups={**LLAMA.groups, "block": "reordered"},
+    values={"attention.qk_norm": "projection"},
+    fields=(
+        *changed(LLAMA.fields, without=("mlp_bias", "head_dim"), rms_norm_eps=1e-5),
+        replace(QK_EPS, default=1e-5),
+    ),
+    modules=modules_of(OLMO_LAYER),
+)
+
+OLMO3_LAYERS = (SLIDING, SLIDING, SLIDING, FULL)
+OLMO3_BASES = dict.fromkeys((FULL, SLIDING), ("rope_theta", 500_000.0))
+
+OLMO3 = replace(
+    OLMO2,
+    name="OLMo 3",
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    fields=(*changed(OLMO2.fields, ROPE_NAMES), *changed(LAYERED_ROPE, rope_theta=500_000.0), WINDOWS),
+    read_fields=lambda fields: read_windows(read_layered_rope(fields, OLMO3_LAYERS, OLMO3_BASES), OLMO3_LAYERS, 4096),
+    write_fields=lambda fields: write_layered_rope(write_windows(fields)),
+)
+
+SCALAR = "query_pre_attn_scalar"
+
+
+def read_gemma_fields(fields: Fields) -> Fields:
+    """Replace the number whose root divides the scores by the factor of the scores; null if it is the heads' size."""
+    fields = {SCALAR: 256} | fields
+    scalar = fields.pop(SCALAR)
+    is_default = scalar == fields.get("head_dim", 256) or not isinstance(scalar, int | float) or scalar <= 0
+    return fields | {"score_scale": None if is_default else scalar**-0.5}
+
+
+def write_gemma_fields(fields: Fields) -> Fields:
+    """The inverse of `read_gemma_fields`."""
+    scale = fields.pop("score_scale", None)
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    return fields | {SCALAR: head_dim if scale is None else round(scale**-2), "head_dim": head_dim}
+
+
+GEMMA2_LAYERS = (SLIDING, FULL)
+
+GEMMA2 = replace(
+    LLAMA,
+    name="Gemma 2",
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    groups={**LLAMA.groups, "block": "sandwich"},
+    values={"norm.zero_centered": True, "model.scaled_embedding": True},
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("mlp_bias", "hidden_act"),
+            max_position_embeddings=8192,
+            num_key_value_heads=4,
+            head_dim=256,
+            tie_word_embeddings=True,
+        ),
+        Field("hidden_activation", "feed_forward.activation", str, "gelu_pytorch_tanh", ACTIVATIONS),
+        Field("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
+        Field("final_logit_softcapping", "model.readout_softcap", float, 30.0, nullable=True),
+        Field("score_scale", "attention.scale", float, None, nullable=True),
+        WINDOWS,
+    ),
+    fixed={"use_bidirectional_attention": False},
+    modules=modules_of(
+        LAYER
+        | {"post_attention_layernorm": "attention_output_norm", "pre_feedforward_layernorm": "feed_forward_norm"}
+        | {"post_feedforward_layernorm": "feed_forward_output_norm"}
+    ),
+    read_fields=lambda fields: read_rope(read_windows(read_gemma_fields(fields), GEMMA2_LAYERS, 4096)),
+    write_fields=lambda fields: write_rope(write_windows(write_gemma_fields(fields))),
+)
+
+GEMMA3_BASES = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
+
+
+def read_gemma3_fields(fields: Fields) -> Fields:
+    """Replace types of layers by windows and rotary positions of the layers."""
+    fields = {"sliding_window_pattern": 6} | read_gemma_fields(fields)
+    period = fields.pop("sliding_window_pattern")
+    pattern = (*[SLIDING] * (period - 1), FULL)
+    return read_windows(read_layered_rope(fields, pattern, GEMMA3_BASES), pattern, 4096)
+
+
+GEMMA3 = replace(
+    GEMMA2,
+    name="Gemma 3",
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    values={**GEMMA2.values, "attention.qk_norm": "zero_centered"},
+    fields=(
+        *changed(
+            GEMMA2.fields,
+            ROPE_NAMES,
+            max_position_embeddings=131_072,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+        ),
+        *LAYERED_ROPE,
+        QK_EPS,
+    ),
+    modules=(*GEMMA2.modules, *in_layers("layers.{}.", LAYERS[1], QK_NORMS)),
+    read_fields=read_gemma3_fields,
+    write_fields=lambda fields: write_layered_rope(write_windows(write_gemma_fields(fields))),
+)
+
+JOINED = {
+    "self_attn.qkv_proj": QKV,
+    "mlp.gate_up_proj": "feed_forward.gate_proj feed_forward.up_proj",
+}
+
+PHI3 = replace(
+    LLAMA,
+    name="Phi 3",
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    fields=(
+        *changed(
+            LLAMA.fields,
+            without=("attention_bias", "mlp_bias", "head_dim"),
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-5,
+        ),
+        FRACTION,
+        Field("embd_pdrop", "model.embedding_dropout", float, 0.0),
+        Field("resid_pdrop", "model.dropout", float, 0.0),
+        Field("sliding_window", "attention.window", int, None, nullable=True),
+    ),
+    fixed={},
+    modules=modules_of(
+        JOINED
+        | {
+            name: ours
+            for name, ours in LAYER.items()
+            if not name.endswith(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
+        }
+    ),
+    read_fields=lambda fields: read_rope(
+        {name: value for name, value in fields.items() if name != "original_max_position_embeddings"}
+    ),
+)
+
+
+def opposite(attention: BaseAttention) -> Int[Tensor, " head_dim"]:
+    """The order of the rows of a head that is rotated in the opposite direction: the halves are swapped."""
+    return arange(attention.head_dim).roll(attention.head_dim // 2)
+
+
+NANOCHAT = replace(
+    LLAMA,
+    name="nanochat",
+    model_type="nanochat",
+    architecture="NanoChatForCausalLM",
+    groups={**LLAMA.groups, "feed_forward": "relu2"},
+    # The norm of queries and keys follows the rotation there, which does not change what it computes.
+    values={"norm.weight": False, "attention.qk_norm": "unscaled", "model.embedding_norm": True},
+    fields=(
+        *changed(LLAMA.fields, without=("mlp_bias", "head_dim"), hidden_act="relu2"),
+        QK_EPS,
+        Field("final_logit_softcapping", "model.readout_softcap", float, 15.0, nullable=True),
+    ),
+    modules=(
+        *(Module(f"layers.{{}}.self_attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=opposite) for x in "qk"),
+        *modules_of(
+            {f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "vo"}
+            | {"mlp.fc1": "feed_forward.up_proj", "mlp.fc2": "feed_forward.down_proj"}
+        ),
+    ),
+)
