@@ -109,7 +109,10 @@ class GGUFFile:
                 raise ArgumentError("source", str(self.path), reason)
             fields = {theirs: self._value(f"{kind}.{key}") for key, theirs in FIELDS.items()}
             scaling, rotated = (self._value(f"{kind}.rope.{key}") for key in ("scaling.type", "dimension_count"))
-            if scaling not in (None, "none"):
+            if scaling not in (None, "none", "linear"):
+                reason = f"its {kind}.rope.scaling.type is {str(scaling)[:100]}; none and linear are supported"
+                raise ArgumentError("source", str(self.path), reason)
+            if scaling == "linear":
                 fields["rope_scaling"] = {"rope_type": scaling, "factor": self._value(f"{kind}.rope.scaling.factor")}
             fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"]
             if rotated is not None:
