@@ -1,12 +1,14 @@
-"""BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: post-norm, biases everywhere.
+"""BERT (Devlin et al. 2019, arXiv 1810.04805), with its masked-LM head or without a head: post-norm, biases everywhere.
 
 All tokens have token type 0, as in a single text. An import adds that type's embedding to the learned positional
 embeddings and drops the embeddings of other types; an export writes zeros for all types.
 """
 
+from dataclasses import replace
+
 import torch
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Module, Weights, in_layers
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, in_layers
 
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
 
@@ -34,9 +36,33 @@ def read_weights(weights: Weights) -> Weights:
 
 
 def write_weights(weights: Weights) -> Weights:
-    """Add zeros as the embeddings of token types, and a copy of the output bias under the name `OUTPUT_BIAS`."""
+    """Add zeros as the embeddings of token types, and a copy of an output bias under the name `OUTPUT_BIAS`."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
-    return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
+    copied = {OUTPUT_BIAS: bias.clone() for name, bias in weights.items() if name == f"{OUTPUT}.bias"}
+    return weights | {TYPES: types} | copied
+
+
+def is_of(architecture: str, fields: Fields) -> bool:
+    """Return True if a `config.json` names this class of `transformers`, such as BertModel, and no other."""
+    return fields.get("architectures") == [architecture]
+
+
+def without_head(family: Family, architecture: str) -> Family:
+    """The encoders of a family without their prediction head, as sentence encoders are, of the class `architecture`.
+
+    The family itself must not cover this class, see `is_of`; its `write_weights` must accept weights without a head.
+    """
+    return replace(
+        family,
+        name=f"{family.name} without a head",
+        architecture=architecture,
+        # Every name starts with "": an export leaves the prefix out of all names, as the class does.
+        outside="",
+        groups={**family.groups, "task": "states"},
+        modules=tuple(module for module in family.modules if not module.ours.startswith("readout.")),
+        note=f"{family.note} The weights of a pooler are left out: the final states do not depend on them.".strip(),
+        covers=lambda fields: is_of(architecture, fields),
+    )
 
 
 BERT = Family(
@@ -93,4 +119,6 @@ BERT = Family(
     write_weights=write_weights,
     generates=False,
     note="All tokens have token type 0, whose embedding is now part of the positional embeddings.",
+    covers=lambda fields: not is_of("BertModel", fields),
 )
+BERT_ENCODER = without_head(BERT, "BertModel")
