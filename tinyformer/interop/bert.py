@@ -38,8 +38,8 @@ def read_weights(weights: Weights) -> Weights:
 def write_weights(weights: Weights) -> Weights:
     """Add zeros as the embeddings of token types, and a copy of an output bias under the name `OUTPUT_BIAS`."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
-    copied = {OUTPUT_BIAS: bias.clone() for name, bias in weights.items() if name == f"{OUTPUT}.bias"}
-    return weights | {TYPES: types} | copied
+    bias = weights.get(f"{OUTPUT}.bias")
+    return weights | {TYPES: types} | ({} if bias is None else {OUTPUT_BIAS: bias.clone()})
 
 
 def is_of(architecture: str, fields: Fields) -> bool:
