@@ -38,23 +38,13 @@ def make_data_and_task(
     else:
         data, split = evaluation_data(make, settings, config.data)
     task = make_task(config, data, settings.generation)
-    if not task.has_loss:
-        refuse_loss(settings)
+    if settings.is_training and not task.has_loss:
+        reason = "the encoder has no prediction head, so there is no loss to minimise"
+        raise ArgumentError("task", "states", reason, {"task": "classification"})
     mask = evaluation_mask(task, data, split, settings.limit)
     if settings.is_training and has_test(task, data):
         evaluation_mask(task, data, "test", settings.limit)  # an error now, not after training
     return data, split, task, mask
-
-
-def refuse_loss(settings: Settings) -> None:
-    """Refuse to train or to score a model that has no loss; it can only be analysed."""
-    reason = "the encoder has no prediction head, so there is no loss"
-    if settings.is_training:
-        raise ArgumentError("task", "states", f"{reason} to minimise", {"task": "classification"})
-    if settings.is_scored:
-        reason += " to report; the analyses maps, atlas, relations, heads and weights need none"
-        name, value = ("score", True) if settings.options.score else ("analysis", None)
-        raise ArgumentError(name, value, reason, ({"score": False} if value else {}) | {"analysis": "maps"})
 
 
 def has_test(task: Task, data: DataModule) -> bool:

@@ -56,7 +56,7 @@ class Task(ABC):
         """Raise an `ArgumentError` if the model has no prediction head, and so neither predictions nor a loss."""
         if not self.has_loss:
             reason = "the encoder has no prediction head, so there are no predictions and no loss"
-            raise ArgumentError("task", type(self).__name__, f"{reason}; MaskedLM has both")
+            raise ArgumentError("task", type(self).__name__, f"{reason}; Model.encode returns its states")
 
     @abstractmethod
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
