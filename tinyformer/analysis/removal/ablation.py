@@ -153,10 +153,10 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
 
 @torch.no_grad()
 def state_changes(context: AnalysisContext, head_sets: Sequence[Sequence[Head]], mode: str = "zero") -> list[Losses]:
-    """The relative change of a window's final states after ablating each set of heads: ‖X' - X‖ / ‖X‖.
+    """The relative change of a window's final states after ablating each set of heads: ‖ΔX‖/‖X‖.
 
-    X and X' hold the states of the window's tokens, without padding, before and after the ablation; ‖·‖ is the square
-    root of the sum of squares. The `nats` of a result are the ratios, so that its mean is that over the windows.
+    X holds the states of the window's tokens, without padding, and ΔX their change; ‖·‖ is the Frobenius norm. The
+    `nats` of a result are the ratios, so that its mean is their mean over the windows.
     """
     ratios: list[list[Tensor]] = [[] for _ in head_sets]
     changes = ablations(context, mode, head_sets)
@@ -246,7 +246,7 @@ class HeadAblation:
             tables["kv_groups"] = [*context.address_columns, "heads", *columns], of_groups
         alone = {head: changes[head,] for head in context.active_heads}
         worst = sorted(alone, key=lambda head: -alone[head].mean)[:NUM_PRINTED]
-        what, unit = ("loss", f"nats per {context.task.unit}") if has_loss else ("final states", "‖X' - X‖ / ‖X‖")
+        what, unit = ("loss", f"nats per {context.task.unit}") if has_loss else ("final states", "‖ΔX‖/‖X‖")
         title, label = f"Change of the {what} without the head ({self.mode} ablation)", f"change of the {what}, {unit}"
         form = "" if has_loss else ".4f"  # a norm has no sign
         told = f"{context.num_windows} {context.row}s; relative change of the final states [95 % interval]:"
