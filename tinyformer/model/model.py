@@ -110,7 +110,8 @@ class Model:
         - `layers.0.residual_mid`: the stream after attention (in a post-norm block, after the norm; no sublayer of a
           parallel block reads it); `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
         - `token_embedding`, `position_embedding`: two summands, whose sum, normalised if the model has an embedding
-          norm, is `embedding`, the first layer's input; `final_norm`, the output of the last norm; `logits`.
+          norm, is `embedding`, the first layer's input; `final_norm`, the output of the last norm; `logits`
+          (without a prediction head, the final states).
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
