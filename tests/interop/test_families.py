@@ -47,7 +47,8 @@ def fields_of(family: Family) -> dict[str, Any]:
     special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
     of_class = (fields for name, fields in VARIANTS.values() if getattr(transformers(), f"{name}Config") is config)
     made = (config(**({"vocab_size": VOCAB} | special | fields)).to_json_string(use_diff=False) for fields in of_class)
-    *_, last = (fields for fields in map(json.loads, made) if family.covers(fields))
+    named = (json.loads(fields) | {"architectures": [family.architecture]} for fields in made)
+    *_, last = filter(family.covers, named)
     return last
 
 
