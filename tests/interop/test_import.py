@@ -212,7 +212,7 @@ def test_what_is_not_supported_is_refused_in_a_sentence(case: Any, tmp_path: Pat
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path, out: Path) -> None:
     folder = tmp_path / "model"
-    theirs("Bert", "BertModel", **BERT).save_pretrained(folder)
+    theirs("Bert", "BertForSequenceClassification", **BERT).save_pretrained(folder)
     with pytest.raises(ArgumentError, match=r"does not match the BertForMaskedLM of its config\.json: cls\."):
         checkpoint_of(folder, out)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -221,6 +221,7 @@ class Analysis(Protocol):
     A run calls it with an `AnalysisContext`. The analyses of this package take any `Trained` model, such as an
     `AnalysisContext` or a `tinyformer.Model`: `HeadAblation(mode="mean")(model)`. The class attribute `version`, by
     default 1, is increased when the meaning of the tables changes; `tinyformer findings` shows a measurement's version.
+    The class attribute `needs_loss`, by default True, is False for an analysis of any model, with or without a loss.
     """
 
     num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split

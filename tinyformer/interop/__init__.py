@@ -5,7 +5,7 @@
 `vocabulary` loads and writes the files of the tokenizer.
 """
 
-from tinyformer.interop.bert import BERT, DISTILBERT, MODERNBERT, ROBERTA, XLM_ROBERTA
+from tinyformer.interop.bert import BERT, DISTILBERT, ENCODERS, MODERNBERT, ROBERTA, XLM_ROBERTA
 from tinyformer.interop.encoder_decoders import BART, MARIAN, T5, T5_GATED
 from tinyformer.interop.family import Family
 from tinyformer.interop.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT, PHI
@@ -26,6 +26,10 @@ from tinyformer.interop.llama import (
 FAMILIES: tuple[Family, ...] = (
     *(GPT2, GPT_NEO, GPT_J, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT, PHI),
     *(LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, OLMO3, GEMMA2, GEMMA3, PHI3, NANOCHAT),
-    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT, T5, T5_GATED, BART, MARIAN),
+    *(*ENCODERS, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT, T5, T5_GATED, BART, MARIAN),
 )
-"""All families, in the order in which an export tries them: Mistral is Llama with a sliding window."""
+"""All families.
+
+The first that covers a `config.json` imports it. Of several that could export a model, the first does: Mistral is Llama
+with a sliding window.
+"""

@@ -1,4 +1,4 @@
-"""BERT and its successors with their masked-LM heads.
+"""BERT and its successors, with their masked-LM heads or, as sentence encoders, without a head.
 
 | family | paper | architecture |
 |---|---|---|
@@ -60,8 +60,9 @@ class Kind:
     def write(self, weights: Weights) -> Weights:
         """Add zeros as embeddings of token types and of padding, and a copy of the output bias."""
         positions = F.pad(weights[POSITIONS], (0, 0, self.num_before, 0))
-        types, bias = positions.new_zeros(self.num_types, positions.shape[1]), weights[f"{self.output}.bias"].clone()
-        return weights | {POSITIONS: positions, TYPES: types, self.output_bias: bias}
+        weights = weights | {POSITIONS: positions, TYPES: positions.new_zeros(self.num_types, positions.shape[1])}
+        bias = weights.get(f"{self.output}.bias")
+        return weights if bias is None else weights | {self.output_bias: bias.clone()}
 
 
 BERT = Family(
@@ -276,4 +277,25 @@ MODERNBERT = Family(
     read_fields=read_modernbert_fields,
     write_fields=write_modernbert_fields,
     generates=False,
+)
+
+
+def without_head(family: Family, architecture: str) -> Family:
+    """The encoders of a family without their prediction head, which are of the class `architecture`."""
+    return replace(
+        family,
+        name=f"{family.name} without a head",
+        architecture=architecture,
+        outside="",  # an export leaves the prefix out of all names, as the class does
+        groups={**family.groups, "task": "states"},
+        fields=tuple(field for field in family.fields if not field.ours.startswith("task.readout.")),
+        modules=tuple(module for module in family.modules if not module.ours.startswith("readout.")),
+        note=f"{family.note} The weights of a pooler are left out: the final states do not depend on them.".strip(),
+        covers=lambda fields: fields.get("architectures") == [architecture],
+    )
+
+
+ENCODERS = tuple(
+    without_head(family, family.architecture.replace("ForMaskedLM", "Model"))
+    for family in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
 )

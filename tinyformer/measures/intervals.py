@@ -12,6 +12,9 @@ from torch import Tensor
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
 
+STATES_COLUMNS = ("change_of_states", "low", "high")
+"""Columns of a table: the relative change of the final states by an ablation, with the bounds of the interval."""
+
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t distribution, for 1 to 9 degrees of freedom."""
 

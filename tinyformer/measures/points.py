@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import running_hooks
-from tinyformer.nn import AttentionInputs, BaseAttention, Block, ClassReadout, Encoder, Network
+from tinyformer.nn import AttentionInputs, BaseAttention, Block, ClassReadout, Encoder, Network, StateReadout
 from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
 from tinyformer.nn.textbook import TextbookAttention
 
@@ -75,6 +75,7 @@ def points_of(network: Network) -> dict[str, Point]:
     readout: Any = network.readout
     batch: Shape = ("batch",) if isinstance(readout, ClassReadout) else ("batch", "seq")
     scores = readout.proj.out_features if hasattr(readout, "proj") else "scores"
+    scores = stacks[-1].token_embedding.embedding_dim if isinstance(readout, StateReadout) else scores
     points["logits"] = Point(readout, (*batch, scores))
     return points
 

@@ -62,6 +62,7 @@ class Model:
     | language modelling | `texts` | `texts` |
     | classification | `texts`, or a list of pairs of texts | `texts, labels` |
     | sequence to sequence | `texts, targets`: sources and targets (by default, generated) | `texts, targets` |
+    | states, without a head | `texts`; the final states take the place of logits | none |
     | span extraction | `texts, contexts`: questions, and one context for each or for all | `texts, contexts, answers` |
 
     `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,
@@ -109,7 +110,8 @@ class Model:
         - `layers.0.residual_mid`: the stream after attention (in a post-norm block, after the norm; no sublayer of a
           parallel block reads it); `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
         - `token_embedding`, `position_embedding`: two summands, whose sum, normalised if the model has an embedding
-          norm, is `embedding`, the first layer's input; `final_norm`, the output of the last norm; `logits`.
+          norm, is `embedding`, the first layer's input; `final_norm`, the output of the last norm; `logits`
+          (without a prediction head, the final states).
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
@@ -127,6 +129,7 @@ class Model:
     @torch.no_grad()
     def logits(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, "batch *seq scores"]:
         """The logits: (batch, seq, vocab_size), of classes (batch, num_classes), in span extraction (batch, seq, 2)."""
+        self.task.require_loss()
         batch = self._batch(texts, *others, **named)
         logits = self.task.forward(self.network, batch)
         return without_padding(logits, lengths_of(batch)["seq"]) if logits.ndim == 3 else logits

@@ -22,7 +22,7 @@ from .position import (
     SinusoidalPosition,
     T5Position,
 )
-from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout, vocabulary_cross_entropy
+from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, StateReadout, TokenReadout, vocabulary_cross_entropy
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from .side_inputs import SideInputs, ValueEmbedding, ValueResidual
 from .softmax import AttentionOptions
@@ -79,6 +79,7 @@ __all__ = [
     "SideInputs",
     "SinusoidalPosition",
     "SpanReadout",
+    "StateReadout",
     "T5Position",
     "TokenMixer",
     "TokenReadout",

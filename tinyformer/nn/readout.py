@@ -312,3 +312,13 @@ class SpanReadout(nn.Module):
 
     def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch seq 2"]:
         return self.proj(self.dropout(x))
+
+
+class StateReadout(nn.Module):
+    """The readout of an encoder without a prediction head: its output is the encoder's final states, unchanged."""
+
+    def __init__(self, token_embedding: nn.Embedding) -> None:
+        super().__init__()
+
+    def forward(self, x: Stream, mask: AttentionMask | None = None) -> Stream:
+        return x

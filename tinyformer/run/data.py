@@ -38,6 +38,9 @@ def make_data_and_task(
     else:
         data, split = evaluation_data(make, settings, config.data)
     task = make_task(config, data, settings.generation)
+    if settings.is_training and not task.has_loss:
+        reason = "the encoder has no prediction head, so there is no loss to minimise"
+        raise ArgumentError("task", "states", reason, {"task": "classification"})
     mask = evaluation_mask(task, data, split, settings.limit)
     if settings.is_training and has_test(task, data):
         evaluation_mask(task, data, "test", settings.limit)  # an error now, not after training

@@ -21,7 +21,7 @@ from tinyformer.data import DataModule, SourceDataModule
 from tinyformer.data.batches.windows import Batch
 from tinyformer.data.sources.documents import in_use
 from tinyformer.data.sources.text_files import LocalFiles
-from tinyformer.errors import argument_path, relative_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, relative_path, require_at_least
 from tinyformer.files import write_table
 from tinyformer.nn import Network
 from tinyformer.report import AnalysisResult, caption, save_png
@@ -53,6 +53,15 @@ def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
         module = TrainingModule(run.network, run.task, run.data, evaluated="test")
         scores.splits["test"] = score_split(run, trainer, module, "test").splits["test"]
     return scores, task_findings(run, trainer, list(scores.splits)[-1], path, step)
+
+
+def require_scores(run: Run) -> None:
+    """Refuse to score a model that has no loss; it can only be analysed."""
+    if run.settings.is_scored and not run.task.has_loss:
+        name, value = ("score", True) if run.settings.options.score else ("analysis", None)
+        reason = "the encoder has no prediction head, so there is no loss to report; "
+        reason += "the analyses maps, atlas, relations and heads need none"
+        raise ArgumentError(name, value, reason, ({"score": False} if value else {}) | {"analysis": "maps"})
 
 
 def score_evaluation(run: Run, findings: AnalysisResult) -> Scores:
@@ -98,6 +107,10 @@ def analyse(run: Run) -> AnalysisResult:
     if run.analysis is None:
         return AnalysisResult()
     analysis: Analysis = run.analysis
+    if not run.task.has_loss and getattr(analysis, "needs_loss", True):
+        name = run.invocation.choices.get("analysis") or type(analysis).__name__
+        reason = "needs predictions or their loss, and the encoder has no prediction head"
+        raise ArgumentError("analysis", name, reason, {"analysis": "heads"})
     if run.config.step == "all" and not getattr(analysis, "reads_snapshots", False):
         analysis = OverSteps(analysis)
     with argument_path("analysis"):

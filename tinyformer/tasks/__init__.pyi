@@ -1,6 +1,7 @@
 from .classification import Classification
 from .seq2seq import Output, Seq2Seq
 from .span import Prediction, SpanExtraction
+from .states import States
 from .task import Batch, CausalLM, MaskedLM, Task
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "Prediction",
     "Seq2Seq",
     "SpanExtraction",
+    "States",
     "Task",
 ]

@@ -37,14 +37,26 @@ class Task(ABC):
     num_texts: int | None = 1  # number of texts in a row of a batch; None: one, or two for pairs
     network_class: type[Network] = Transformer  # the class of the networks to train
     needs_masking: bool = False  # whether the data have to mask tokens, see `tinyformer.data.Masking`
+    has_loss: bool = True  # whether the model has a prediction head, and so predictions and a loss
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """The attention mask of a batch; by default it is bidirectional and hides padding."""
+        """The attention mask of a batch; by default it is bidirectional and hides padding.
+
+        If there are documents, a token attends only to its own.
+        """
+        if "documents" in batch:  # padding is a separate document
+            return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
         return AttentionMask(lengths=batch.get("lengths"))
 
     def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
         """The output of a network for a batch, such as logits; `options` are passed to the network's `forward`."""
         return network(batch["inputs"], self.mask(batch), **options)
+
+    def require_loss(self, *_: Any, **__: Any) -> Any:
+        """Raise an `ArgumentError` if the model has no prediction head, and so neither predictions nor a loss."""
+        if not self.has_loss:
+            reason = "the encoder has no prediction head, so there are no predictions and no loss"
+            raise ArgumentError("task", type(self).__name__, f"{reason}; Model.encode returns its states")
 
     @abstractmethod
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
@@ -271,12 +283,6 @@ class MaskedLM(TokenTask):
     def __init__(self, pseudo_perplexity_tokens: int = 512) -> None:
         require_at_least(0, {"pseudo_perplexity_tokens": 512}, pseudo_perplexity_tokens=pseudo_perplexity_tokens)
         self.pseudo_perplexity_tokens = pseudo_perplexity_tokens
-
-    def mask(self, batch: Batch) -> AttentionMask:
-        """A bidirectional mask that hides padding; if there are documents, a token attends only to its own."""
-        if "documents" in batch:  # padding is a separate document
-            return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
-        return super().mask(batch)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `num_scored`, and the share of the most frequent token, `majority_share`."""

@@ -215,6 +215,7 @@ class LogitAttribution:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
+        context.task.require_loss()
         if self.text is None:
             rows = rows_of(context.batches)
             passes = [direct_effects(context, row, partial(target_score, row)) for row in rows]

@@ -83,6 +83,7 @@ class LogitLens:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
+        context.task.require_loss()
         if isinstance(context.task, SpanExtraction):
             reason = "predicts tokens or classes from the residual stream; span extraction has neither"
             raise ArgumentError("analysis", "lens", reason, {"analysis": "residual"})

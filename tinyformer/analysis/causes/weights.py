@@ -67,7 +67,7 @@ class HeadWeights:
     num_tokens: int = 10
     num_untrained: int = 20
     num_windows = 1  # the sample is not used
-    needs_gradient = False
+    needs_gradient = needs_loss = False
 
     @torch.no_grad()
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:

@@ -17,7 +17,7 @@ from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.batches import queries_by_kind
 from tinyformer.measures.capture import running_hooks
-from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
+from tinyformer.measures.intervals import CHANGE_COLUMNS, STATES_COLUMNS, Change, Losses
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.report.result import AnalysisResult
 
@@ -151,6 +151,27 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
     return [context.losses(ablation) for ablation in ablations(context, mode, head_sets)]
 
 
+@torch.no_grad()
+def state_changes(context: AnalysisContext, head_sets: Sequence[Sequence[Head]], mode: str = "zero") -> list[Losses]:
+    """The relative change of a window's final states after ablating each set of heads: ‖ΔX‖/‖X‖.
+
+    X holds the states of the window's tokens, without padding, and ΔX their change; ‖·‖ is the Frobenius norm. The
+    `nats` of a result are the ratios, so that its mean is their mean over the windows.
+    """
+    ratios: list[list[Tensor]] = [[] for _ in head_sets]
+    changes = ablations(context, mode, head_sets)
+    for batch in context.batches:
+        is_token = queries_by_kind(batch)[""].unsqueeze(-1)
+        with context.precision():
+            states = context.task.forward(context.network, batch).float() * is_token
+            for of_set, change in zip(ratios, changes, strict=True):
+                with change(batch):
+                    after = context.task.forward(context.network, batch).float() * is_token
+                of_set.append(((after - states).norm(dim=(1, 2)) / states.norm(dim=(1, 2))).double().cpu())
+    joined = map(torch.cat, ratios)
+    return [Losses(of_set, torch.ones_like(of_set)) for of_set in joined]
+
+
 def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
     """The losses without the first n heads of an order, for n = `chosen` and up to `MAX_POINTS` evenly spaced n."""
     counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
@@ -184,7 +205,8 @@ def head_importance(context: AnalysisContext) -> dict[Head, float]:
 class HeadAblation:
     """Ablation of each head, and of each group of heads that share a K/V head.
 
-    The increase of the loss measures what no other head can supply (Michel et al. 2019, arXiv 1905.10650).
+    The increase of the loss measures what no other head can supply (Michel et al. 2019, arXiv 1905.10650). An encoder
+    without a prediction head has no loss; the relative change of its final states replaces it, see `state_changes`.
 
     Args:
         mode: the replacement of a head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv
@@ -197,41 +219,46 @@ class HeadAblation:
     mode: str = "zero"
     num_windows: int = 32
     num_resamples: int = 1000  # bootstrap resamples of the windows
-    needs_gradient = False
+    needs_gradient = needs_loss = False
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        base, groups = context.losses(), sharing_heads(context)
-        sets = [*((head,) for head in context.active_heads), *groups]
-        losses = dict(zip(sets, losses_without(context, sets, self.mode), strict=True))
-        changes = {heads: after.change_from(base, self.num_resamples) for heads, after in losses.items()}
+        has_loss, groups = context.task.has_loss, sharing_heads(context)
+        columns, measure = (CHANGE_COLUMNS, losses_without) if has_loss else (STATES_COLUMNS, state_changes)
+        sets: list[Heads] = [(), *((head,) for head in context.active_heads), *groups]
+        measured = dict(zip(sets, measure(context, sets, self.mode), strict=True))
+        base = measured[()]
+        changes = {heads: after.change_from(base, self.num_resamples) for heads, after in measured.items()}
         rows, none = {}, Change(0.0, 0.0, 0.0)  # for a head that is already ablated
         for layer, head in context.heads:
             kv_head = context.layers[layer].head_map.kv_heads[head]
-            rows[layer, head] = [kv_head, *changes.get(((layer, head),), none).row(base)]
-        tables = {"ablation": context.head_table(["kv_head", *CHANGE_COLUMNS], rows)}
+            rows[layer, head] = [kv_head, *changes.get(((layer, head),), none).row(base)[-len(columns) :]]
+        tables = {"ablation": context.head_table(["kv_head", *columns], rows)}
         if groups:
             of_groups = []
             for heads in groups:
                 numbers = " ".join(str(context.head_address(*head)[-1]) for head in heads)
-                of_groups.append([*context.addresses[heads[0][0]], numbers, *changes[heads].row(base)])
-            tables["kv_groups"] = [*context.address_columns, "heads", *CHANGE_COLUMNS], of_groups
+                row = changes[heads].row(base)[-len(columns) :]
+                of_groups.append([*context.addresses[heads[0][0]], numbers, *row])
+            tables["kv_groups"] = [*context.address_columns, "heads", *columns], of_groups
         alone = {head: changes[head,] for head in context.active_heads}
         worst = sorted(alone, key=lambda head: -alone[head].mean)[:NUM_PRINTED]
-        title = f"Change of the loss without the head ({self.mode} ablation)"
-        label = f"change of the loss, nats per {context.task.unit}"
+        what, unit = ("loss", f"nats per {context.task.unit}") if has_loss else ("final states", "‖ΔX‖/‖X‖")
+        title, label = f"Change of the {what} without the head ({self.mode} ablation)", f"change of the {what}, {unit}"
+        form = "" if has_loss else ".4f"  # a norm has no sign
+        told = f"{context.num_windows} {context.row}s; relative change of the final states [95 % interval]:"
         means = {head: change.mean for head, change in alone.items()}
         return AnalysisResult(
-            scalars={"analysis/loss": base.mean},
+            scalars={"analysis/loss": base.mean} if has_loss else {},
             lines={
-                "ablation": f"{self.mode}; {context.describe_losses(base)}",
-                **{f"  {context.head_title(*head)}": str(alone[head]) for head in worst},
+                "ablation": f"{self.mode}; {context.describe_losses(base) if has_loss else told}",
+                **{f"  {context.head_title(*head)}": format(alone[head], form) for head in worst},
             },
             tables=tables,
-            figures={"ablation": context.head_grid(means, title, label, diverging=True)},
+            figures={"ablation": context.head_grid(means, title, label, diverging=has_loss)},
         )
 
 

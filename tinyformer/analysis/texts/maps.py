@@ -71,7 +71,7 @@ class HeadMaps:
         text: the text, tokenized as in `TextTokenizer.read`; two texts for a classifier of pairs; or the source. By
             default, the first window of the sample, or its first pair with at most `num_tokens` tokens on each side.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, and at most the context length.
-        importance: if True and `text` is None, importance is computed, which needs gradients.
+        importance: if True and `text` is None, importance is computed, which needs a loss and gradients.
     """
 
     text: str | Sequence[str] | None = None
@@ -80,6 +80,7 @@ class HeadMaps:
     num_windows: int = 16  # windows for importance, and for measures unless a text is given
     importance: bool = True
     rows: int = 256  # queries of each window that are measured, see `capture_attention`; in a pair, all are
+    needs_loss = False
 
     def __post_init__(self) -> None:
         self.needs_gradient = self.importance and self.text is None
@@ -96,8 +97,10 @@ class HeadMaps:
         if self.text:
             facts = shown_facts = context.facts_of_text(self.text)
         else:
-            loss = f"{context.losses().mean:.4f} nats per {context.task.unit}"
-            facts, shown_facts = None, {**context.facts, "loss": f"{loss}, over {context.num_windows} {context.row}s"}
+            facts, shown_facts = None, dict(context.facts)
+            if context.task.has_loss:
+                loss = f"{context.losses().mean:.4f} nats per {context.task.unit}"
+                shown_facts["loss"] = f"{loss}, over {context.num_windows} {context.row}s"
         atlas = shown.write(folder / "atlas.html", captured, measures, traits, facts=shown_facts, **page)
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels
@@ -190,7 +193,12 @@ def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasu
 
 
 def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMeasures:
-    """Add `importance` to measures, see `head_importance`; both maps of a differential head get the head's value."""
+    """Add `importance` to measures, see `head_importance`; both maps of a differential head get the head's value.
+
+    Without a loss, there is no importance.
+    """
+    if not context.task.has_loss:
+        return measures
     try:
         importance = head_importance(context)
     except NoMapsError:  # for a user-defined attention, whose heads can only be shown

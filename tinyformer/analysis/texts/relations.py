@@ -60,6 +60,7 @@ class HeadRelations:
     predicting: bool = False
     importance: bool = True
     num_windows: int = 16  # windows for the labels and importance of heads
+    needs_loss = False
 
     def __post_init__(self) -> None:
         self.needs_gradient = self.importance

@@ -63,7 +63,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
     require_fitting(network, full)
     weights = family.write(full.weights, network)
     if config["model"]["tied_readout"]:
-        del weights[family.name_of(OUTPUT, network)]
+        weights.pop(family.name_of(OUTPUT, network), None)  # an encoder without a head has no output matrix
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
     lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
