@@ -1,14 +1,10 @@
 """GGUF files, as llama.cpp reads them: the config, the weights in fp32, and byte-level BPE tokenizers.
 
-The metadata name the architecture and the tokenizer by llama.cpp's names, which have no version:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import contextlib
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +32,22 @@ FIELDS = {
 }
 """Fields of `config.json` by their keys in a GGUF file, which follow the name of the architecture."""
 
-MODULES = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_output": "self_attn.o_proj",
-    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
-    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
-    "ffn_norm": "post_attention_layernorm",
-    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
-}
+MODULES = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head", "attn_norm": "input_layernorm"}
+MODULES |= {"ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
+MODULES |= {f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"}
+MODULES |= {f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
+MODULES |= {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 """The names of modules in `transformers`, without those of layers, by their names in a GGUF file."""
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+GPT4 += r"|\s+(?!\S)|\s+"
 
 PRE_TOKENIZERS = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}", GPT2],
-    "qwen2": [GPT4 % ""],
-    "llama-bpe": [GPT4 % "{1,3}"],
+    "qwen2": [GPT4.replace("{1,3}", "")],
+    "llama-bpe": [GPT4],
 }
 """The regular expressions that split a text one after the other, by the name of the pre-tokenizer."""
 
@@ -66,114 +55,102 @@ CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are found in a text before it is split: special ones, such as the end of a text, and others."""
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ArgumentError:
-        raise
-    except Exception as error:  # a damaged file can raise anything
-        reason = "cannot be read: the file is cut short, damaged, or not a GGUF file"
-        raise ArgumentError("source", str(path), reason) from error
-
-
-@dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file; an `ArgumentError` is raised if it cannot be read or its architecture is not supported."""
+    """A GGUF file; an `ArgumentError` is raised if it is damaged, or its architecture is not supported."""
 
-    path: Path
+    fields: Fields  # the metadata as the fields of a `config.json`
 
-    @cached_property
-    def _reader(self) -> Any:
+    def __init__(self, path: Path) -> None:
         try:
             import gguf  # noqa: PLC0415
         except ImportError as error:
             reason = "needs the package gguf: pip install 'tinyformer[gguf]'"
+            raise ArgumentError("source", str(path), reason) from error
+        self.path, self._dequantize = path, gguf.quants.dequantize
+        with self._reading():
+            self._reader = gguf.GGUFReader(path)
+            self.fields = self._read_fields()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ArgumentError:
+            raise
+        except Exception as error:  # a damaged file can raise anything
+            reason = f"cannot be read: the file is cut short, damaged, or of an unknown type ({str(error)[:100]})"
             raise ArgumentError("source", str(self.path), reason) from error
-        with _reading(self.path):
-            return gguf.GGUFReader(self.path)
 
     def _value(self, key: str) -> Any:
         """The value of a key; None if the file lacks it."""
         field = self._reader.get_field(key)
         return None if field is None else field.contents()
 
-    @cached_property
-    def fields(self) -> Fields:
-        """The metadata as the fields of a `config.json`."""
-        reader = self._reader
-        with _reading(self.path):
-            tensors, kind = {tensor.name: tensor for tensor in reader.tensors}, self._value("general.architecture")
-            if kind not in ARCHITECTURES:
-                reason = f"its general.architecture is {str(kind)[:100]}; {', '.join(ARCHITECTURES)} are supported"
-                raise ArgumentError("source", str(self.path), reason)
-            fields = {theirs: self._value(f"{kind}.{key}") for key, theirs in FIELDS.items()}
-            scaling, rotated = (self._value(f"{kind}.rope.{key}") for key in ("scaling.type", "dimension_count"))
-            if scaling not in (None, "none", "linear"):
-                reason = f"its {kind}.rope.scaling.type is {str(scaling)[:100]}; none and linear are supported"
-                raise ArgumentError("source", str(self.path), reason)
-            if scaling == "linear":
-                fields["rope_scaling"] = {"rope_type": scaling, "factor": self._value(f"{kind}.rope.scaling.factor")}
-            fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"]
-            if rotated is not None:
-                fields["partial_rotary_factor"] = rotated / fields["head_dim"]
-            if kind != "qwen2":  # whose queries, keys and values always have biases
-                fields["attention_bias"] = "blk.0.attn_q.bias" in tensors
-            return {name: value for name, value in fields.items() if value is not None} | {
-                "model_type": kind,
-                "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
-                "rope_theta": fields["rope_theta"] or 10_000.0,
-                "num_key_value_heads": fields["num_key_value_heads"] or fields["num_attention_heads"],
-                "tie_word_embeddings": "output.weight" not in tensors,
-                "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-                "eos_token_id": self._value("tokenizer.ggml.eos_token_id"),
-            }
+    def _require(self, key: str, *known: Any) -> Any:
+        if (value := self._value(key)) not in known:
+            reason = f"its {key} is {str(value)[:100]}; {', '.join(map(str, filter(None, known)))} are supported"
+            raise ArgumentError("source", str(self.path), reason)
+        return value
+
+    def _read_fields(self) -> Fields:
+        tensors, kind = (
+            {of.name: of for of in self._reader.tensors},
+            self._require("general.architecture", *ARCHITECTURES),
+        )
+        fields = {theirs: self._value(f"{kind}.{key}") for key, theirs in FIELDS.items()}
+        fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"]
+        if (rotated := self._value(f"{kind}.rope.dimension_count")) is not None:
+            fields["partial_rotary_factor"] = rotated / fields["head_dim"]
+        if self._require(f"{kind}.rope.scaling.type", None, "none", "linear") == "linear":
+            factor = self._value(f"{kind}.rope.scaling.factor")
+            fields["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        if kind != "qwen2":  # whose queries, keys and values always have biases
+            fields["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        return {name: value for name, value in fields.items() if value is not None} | {
+            "model_type": kind,
+            "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+            "rope_theta": fields["rope_theta"] or 10_000.0,
+            "num_key_value_heads": fields["num_key_value_heads"] or fields["num_attention_heads"],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+            "eos_token_id": self._value("tokenizer.ggml.eos_token_id"),
+        }
 
     def read_tensors(self) -> Weights:
         """All tensors, dequantised to fp32, under their names in `transformers` without "model."."""
-        import gguf  # noqa: PLC0415
-
-        heads = {"q": self.fields["num_attention_heads"], "k": self.fields["num_key_value_heads"]}
         weights: Weights = {}
-        for tensor in self._reader.tensors:
-            parts, name = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name), tensor.name
-            if parts and parts[2] in MODULES:
-                name = f"{f'layers.{parts[1]}.' if parts[1] else ''}{MODULES[parts[2]]}.{parts[3]}"
-            with _reading(self.path):
-                try:
-                    weight = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).float()
-                except NotImplementedError as error:
-                    reason = f"{name} is of type {tensor.tensor_type.name}, which the package gguf cannot dequantise"
-                    raise ArgumentError("source", str(self.path), reason) from error
-                if self.fields["model_type"] == "llama" and parts and parts[2] in ("attn_q", "attn_k"):
-                    # The two rows of a head that are rotated together are neighbours; in `transformers`, half a head
-                    # is between them.
-                    weight = weight.unflatten(0, (heads[parts[2][-1]], -1, 2)).transpose(1, 2).flatten(0, 2)
-            weights[name] = weight
+        heads = {"attn_q": self.fields["num_attention_heads"], "attn_k": self.fields["num_key_value_heads"]}
+        with self._reading():
+            for tensor in self._reader.tensors:
+                name, weight = tensor.name, torch.tensor(self._dequantize(tensor.data, tensor.tensor_type)).float()
+                *layer, module, part = name.removeprefix("blk.").split(".")
+                if self.fields["model_type"] == "llama" and module in heads:
+                    # The two rows that are rotated together are neighbours; in `transformers`, half a head is between.
+                    weight = weight.unflatten(0, (heads[module], -1, 2)).transpose(1, 2).flatten(0, 2)
+                if module in MODULES:
+                    name = ".".join([*["layers"][: len(layer)], *layer, MODULES[module], part])
+                weights[name] = weight
         return weights
 
     def read_tokenizer(self) -> TextTokenizer | None:
         """The tokenizer; None if it is not byte-level BPE, or if its pre-tokenizer is not in `PRE_TOKENIZERS`."""
-        with _reading(self.path):
-            kind, pre = self._value("tokenizer.ggml.model"), self._value("tokenizer.ggml.pre")
-            if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+        names = ("model", "pre", "tokens", "token_type", "merges", "add_bos_token", "bos_token_id")
+        with self._reading():
+            model, pre, tokens, types, merges, begins, first = (self._value(f"tokenizer.ggml.{name}") for name in names)
+            if model != "gpt2" or pre not in PRE_TOKENIZERS:
                 return None
-            tokens, types = self._value("tokenizer.ggml.tokens"), self._value("tokenizer.ggml.token_type")
-            merges = [tuple(merge.split(" ", 1)) for merge in self._value("tokenizer.ggml.merges")]
-            vocabulary = {token: i for i, token in enumerate(tokens)}
             is_llama = pre == "llama-bpe"  # in whose own files a word that is a token is not split
-            tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=is_llama))
+            pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+            tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, pairs, ignore_merges=is_llama))
             tokenizer.normalizer = normalizers.NFC() if pre == "qwen2" else None
             splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
             to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            tokenizer.pre_tokenizer, tokenizer.decoder = (
-                pre_tokenizers.Sequence([*splits, to_bytes]),
-                decoders.ByteLevel(),
-            )
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+            tokenizer.decoder = decoders.ByteLevel()
             for token, kind in zip(tokens, types, strict=True):
                 if kind in (CONTROL, USER_DEFINED):
                     tokenizer.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
-            begins, end = self._value("tokenizer.ggml.add_bos_token"), self.fields["eos_token_id"]
             if is_llama if begins is None else begins:
-                tokenizer.post_processor = template(tokenizer, [self._value("tokenizer.ggml.bos_token_id")], [])
+                tokenizer.post_processor = template(tokenizer, [first], [])
+            end = self.fields["eos_token_id"]
             return TextTokenizer(tokenizer, tokens[end], True, [end])
