@@ -191,6 +191,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("llama", {"tie_word_embeddings": True}, {}, "lm_head.weight differs from model.embed_tokens.weight"),
     ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias is missing"),
     ("gpt2", {"model_type": "gpt_oss"}, {}, "config.json says model_type=gpt_oss; supported types are gpt2, "),
+    ("gpt2", {"n_inner": 7}, {}, "transformer.h.0.mlp.c_proj.weight has the size [42, 50], not [42, 7], here"),
     ("gpt2", {}, {"transformer.wte.weight": INT8}, "wte.weight is quantised (int8)"),
     ("t5", {"eos_token_id": [1, 2]}, {}, "config.json: eos_token_id=[1, 2]: must be a single token"),
     ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),

@@ -17,6 +17,7 @@ from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data import BPETokenizer
 from tinyformer.programs.convert.check import compare
 
+slow = pytest.mark.slow
 SIZES: dict[str, dict[str, Any]] = {"GPT2": GPT2, "Llama": LLAMA, "Bert": BERT}
 
 
@@ -92,29 +93,24 @@ def test_an_encoder_decoder_is_scored_prompted_fine_tuned_and_exported(call: Pro
     assert (ended.code, ended.out) == (0, "T5, saved in out: transformers loads it as T5ForConditionalGeneration.\n")
 
 
-@pytest.mark.parametrize(("family", "maps"), [("Llama", "12 maps"), ("T5", "21 maps")])
+@pytest.mark.parametrize(("family", "maps"), [("Llama", "12 maps"), pytest.param("T5", "21 maps", marks=slow)])
 def test_check_shows_the_differences_from_transformers(
     family: str, maps: str, call: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save_model(Path("model"), "Llama")
     if family == "T5":
         theirs("T5", **T5).save_pretrained("model")
         t5_tokenizer().save_pretrained("model")
-    else:
-        save_model(Path("model"), family)
     ended = call("convert hf model in.ckpt --check 'the cat'")
     assert (ended.code, ended.err) == (0, "")
     _, _, head, logits, attention = ended.out.splitlines()
-    assert head.endswith("tokens (the same token ids):")
-    found = re.fullmatch(r"  largest difference of logits: (\S+), where the largest is (\S+)", logits)
-    assert found
-    assert float(found[1]) <= 1e-5
-    assert float(found[2]) > 0.1
-    found = re.fullmatch(rf"  largest difference of {maps}: (\S+), of head \(.*\d, \d\)", attention)
-    assert found
-    assert float(found[1]) <= 1e-5
-    change_config(
-        Path("model"), **{"rms_norm_eps": 0.1, "layer_norm_epsilon": 0.1}
-    )  # the checkpoint is not of these files
+    assert head.endswith("tokens (equal token ids):")
+    of_logits = re.fullmatch(r"  largest difference of logits: (\S+), where the largest is \S+", logits)
+    of_maps = re.fullmatch(rf"  largest difference of {maps}: (\S+), of head \(.*\d, \d\)", attention)
+    assert of_logits
+    assert of_maps
+    assert max(float(of_logits[1]), float(of_maps[1])) <= 1e-5
+    change_config(Path("model"), rms_norm_eps=0.1, layer_norm_epsilon=0.1)  # the checkpoint is of other files
     difference = compare("model", Path("in.ckpt"), "the cat", None)[1]
     assert float(difference.split(": ")[1].split(",")[0]) > 1e-3
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import pydoc
 import shutil
 from collections.abc import Iterator, Sequence
@@ -32,18 +33,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def find_folder(name: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Path:
-    """The folder of a model: a local folder, or the downloaded files of a model on the Hub, named after its commit.
-
-    Args:
-        name: the path or the name on the Hub.
-        revision: a branch, a tag or a commit of the Hub; None for the main branch.
-        patterns: the files to download.
-    """
-    if not Path(name).is_dir():
-        return hub.model_folder(name, patterns, revision)
-    if revision is not None:
-        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {name} is a folder")
-    return Path(name)
+    """The folder of a model: a local folder, or the downloaded files of a model on the Hub, named after its commit."""
+    return Path(name) if os.path.isdir(name) else hub.model_folder(name, patterns, revision)
 
 
 def model_files(folder: Path) -> list[Path]:

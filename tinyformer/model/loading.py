@@ -55,7 +55,7 @@ def load(
 
     Args:
         checkpoint: a file, such as `outputs/…/checkpoints/last.ckpt`, the folder of a run, or "last" for the newest; or
-            a Hugging Face folder, or the name "owner/name" of a model on the Hub.
+            a Hugging Face folder, a GGUF file, or the name "owner/name" of a model on the Hub.
         backend: attention backend, in place of the run's: "auto" or a name in `tinyformer.nn.BACKENDS`.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".

@@ -42,25 +42,18 @@ MODEL_TYPES = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
 def find_model(source: str | Path, revision: str | None = None) -> Path:
     """The checkpoint of a model: a Hugging Face model is imported into the cache, any other path returned unchanged.
 
-    A Hugging Face model is a folder with a `config.json`, or the name of a model on the Hub unless a file or folder
-    here has this name. Its import is made again if the Hub has a newer commit, or if a file of the folder was written.
-
-    Args:
-        source: the path or name.
-        revision: a branch, a tag or a commit of the Hub; None for the main branch.
-
-    Raises:
-        ArgumentError: the model is not supported, or the Hub has no such model or cannot be reached.
+    A Hugging Face model is a GGUF file, a folder with a `config.json`, or the name of a model on the Hub unless a file
+    or folder here has this name. It is imported again if the Hub has a newer commit, or if one of its files was
+    written. For `revision` and errors, see `import_model`.
     """
     path = find_checkpoint(source)
-    if revision is not None and os.path.exists(path):
-        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {path} is not one")
+    _require_on_hub(path, revision)
     if os.path.isfile(path / CONFIG) or is_gguf(path):  # `Path.is_file` raises an error for too long a name
         files = [path] if is_gguf(path) else model_files(path)
         written = [(file.name, (now := file.stat()).st_size, now.st_mtime_ns) for file in files]
         content = hashlib.sha256(json.dumps([str(path.resolve()), written]).encode()).hexdigest()
     elif not os.path.exists(path) and re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.ckpt)", str(source)):
-        content = find_folder(str(source), revision, [CONFIG]).name  # the commit
+        content = revision = find_folder(str(source), revision, [CONFIG]).name  # the commit
     else:
         return path
     folder = default_cache_dir() / "imported" / (path.resolve().name if path.exists() else "--".join(path.parts))
@@ -87,14 +80,20 @@ class Source(NamedTuple):
 
 def open_source(source: str, revision: str | None) -> Source:
     """The files of a GGUF file, of a Hugging Face folder, or of a name on the Hub."""
+    _require_on_hub(Path(source), revision)
     if is_gguf(path := Path(source)):
-        file, lacking = GGUFFile(path), "Its tokenizer is not imported, which needs byte-level BPE with pre-tokenizer "
-        known = lacking + " or ".join(PRE_TOKENIZERS)
-        return Source(path, "metadata", file.fields, file.read_tensors, file.read_tokenizer, known)
+        file, known = GGUFFile(path), ", ".join(PRE_TOKENIZERS)
+        lacking = f"Its tokenizer is not imported, since its pre-tokenizer is none of {known}"
+        return Source(path, "metadata", file.fields, file.read_tensors, file.read_tokenizer, lacking)
     with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
         folder = find_folder(source, revision)
     fields, tensors = read_config(folder), partial(read_tensors, folder)
     return Source(folder, CONFIG, fields, tensors, partial(read_tokenizer, folder, fields), "It has no tokenizer.json")
+
+
+def _require_on_hub(path: Path, revision: str | None) -> None:
+    if revision is not None and os.path.exists(path):
+        raise ArgumentError("revision", revision, f"selects a commit of a model on the Hub, and {path} is here")
 
 
 def is_gguf(path: Path) -> bool:
@@ -103,9 +102,15 @@ def is_gguf(path: Path) -> bool:
 
 
 def import_model(source: str, path: Path, revision: str | None = None) -> list[str]:
-    """Convert a Hugging Face model, given its folder or its name on the Hub, to a checkpoint; return lines to print.
+    """Convert a Hugging Face model to a checkpoint; return lines to print.
 
-    Raises an `ArgumentError` if the model is not supported.
+    Args:
+        source: a GGUF file, a folder, or the name of a model on the Hub.
+        path: the file to write.
+        revision: a branch, a tag or a commit of the Hub; None for the main branch.
+
+    Raises:
+        ArgumentError: the model is not supported, or the Hub has no such model or cannot be reached.
     """
     if path.exists():
         raise ArgumentError("path", path, "exists already")
@@ -180,16 +185,16 @@ def _our_weights(files: Source, family: Family, settings: Plain, network: Networ
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
             reason = f"{family.name_of(name, network)} differs from {family.name_of(EMBEDDING, network)}"
             if name == OUTPUT:
-                reason += (
-                    f", although {files.config} says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
-                )
+                reason += f", although {files.config} says tie_word_embeddings=true; false keeps both"
             raise ArgumentError("source", files.path, reason)
         weights[name] = weights[EMBEDDING]
     lacking = [family.name_of(name, network) for name in sorted(expected.keys() - weights.keys())]
     others = [*(family.name_of(name, network) for name in sorted(weights.keys() - expected.keys())), *others]
-    if lacking or others:
-        problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
-        raise ArgumentError(
-            "source", files.path, f"does not match the {family.architecture} of its {files.config}: {problem}"
-        )
+    problems = [*(f"{name} is missing" for name in lacking), *(f"{name} is not part of it" for name in others)]
+    for name in sorted(expected.keys() & weights.keys()):
+        if (shape := [*weights[name].shape]) != (needed := [*expected[name].shape]):
+            problems.append(f"{family.name_of(name, network)} has the size {shape}, not {needed}, here")
+    if problems:
+        reason = f"does not match the {family.architecture} of its {files.config}: {problems[0]}"
+        raise ArgumentError("source", files.path, reason)
     return weights

@@ -1,4 +1,4 @@
-"""Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
+"""Checkpoints from and to Hugging Face folders: `tinyformer convert hf SOURCE out.ckpt`, `… export out.ckpt DIR`.
 
 The models are GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian. `tinyformer/interop` maps their weights and
 config fields to ours, `run/importing` turns a folder into a checkpoint, and `conversion` a checkpoint into a folder.
@@ -18,8 +18,8 @@ def main(arguments: Sequence[str]) -> int:
         description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian.",
     )
     directions = parser.add_subparsers(dest="direction", required=True)
-    importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")
-    importer.add_argument("source", metavar="DIR_OR_NAME", help="the folder, or its name on the Hub: owner/name")
+    importer = directions.add_parser("hf", help="turn a Hugging Face model into a checkpoint for evaluate.py")
+    importer.add_argument("source", metavar="SOURCE", help="a folder, a name on the Hub (owner/name) or a GGUF file")
     importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
     importer.add_argument("--revision", help="a branch, tag or commit of the Hub, such as step1000 (default: main)")
     importer.add_argument(
@@ -37,7 +37,7 @@ def _convert(options: argparse.Namespace) -> None:
     if options.direction == "hf":
         from tinyformer.run.importing import import_model
 
-        names = dict.fromkeys(("source", "name", "folder"), "DIR_OR_NAME")
+        names = dict.fromkeys(("source", "name", "folder"), "SOURCE")
         names |= {"path": "OUT.ckpt", "revision": "--revision", "check": "--check", "len(texts[0])": "len(--check)"}
         with option_names(**names):
             if options.check is not None:

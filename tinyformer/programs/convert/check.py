@@ -42,9 +42,9 @@ def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> l
     except Exception as error:  # the class depends on what the folder lacks
         reason = f"transformers cannot tokenise it: {str(error).strip().splitlines()[0]}"
         raise ArgumentError("check", text, reason) from error
-    same = "without a tokenizer here"
+    same = "no tokenizer here"
     if model.origin and model.origin.checkpoint.tokenizer:
-        same = "the same token ids" if model.tokenize(text)[0].tolist() == [tokens] else "other token ids here"
+        same = "equal token ids" if model.tokenize(text)[0].tolist() == [tokens] else "other token ids"
     ids, lengths = model.tokenize(torch.tensor([tokens], dtype=torch.int64))
 
     architecture = getattr(transformers, family_of(found.fields, found.path).architecture)
