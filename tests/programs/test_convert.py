@@ -134,13 +134,16 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     too_many = {"pytorch_model.bin": b"x" * 10**6, "onnx/model.safetensors": b"x" * 10**6}
     repositories = {"models/owner/model": files | too_many, "models/owner/bare": {"pytorch_model.bin": b"x"}}
+    repositories["models/owner/model@step1"] = files
     with HubServer(repositories) as hub:
         process = (tmp_path, WITHOUT_TRANSFORMERS, hub.environment(tmp_path / "hf"))
-        lines = ["hf owner/model in.ckpt", "hf owner/none none.ckpt", "hf owner/bare none.ckpt"]
-        found, unknown, bare = spawned([f"convert {line}" for line in lines], *process)
+        lines = ["hf owner/model in.ckpt --revision step1", "hf owner/none none.ckpt", "hf owner/bare none.ckpt"]
+        lines += ["hf owner/model none.ckpt --revision step2", "hf owner/model main.ckpt"]
+        found, unknown, bare, other, _ = spawned([f"convert {line}" for line in lines], *process)
         assert found.code == 0, found.err
         assert found.out.startswith("Llama, ")
         assert hub.bytes_served < 10**6
+    assert (other.code, "--revision=step2: owner/model has no such" in other.err) == (2, True), other.err
     assert (unknown.code, "owner/none" in unknown.err) == (2, True), unknown.err
     assert (bare.code, "has no config.json" in bare.err) == (2, True), bare.err
     # Without the Hub, only what was downloaded is available.

@@ -42,6 +42,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     if repo_type == "dataset" and Path(path).exists():
         reason = "is also a folder here, and `datasets` would load it, not the Hub's data; run in another folder"
         raise ArgumentError("path", path, reason)
+    absent = "" if repo_type == "dataset" or Path(path).exists() else "is no file or folder here, and "
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None
@@ -52,12 +53,12 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
         reason = f"{path} has no such commit, and none of its {len(names)} branches and tags has this name: {near}"
         raise ArgumentError("revision", revision, reason) from error
     except (HFValidationError, RepositoryNotFoundError) as error:
-        reason = f"the Hub has no such {repo_type} that you can access ({' '.join(str(error).split())})"
+        reason = f"{absent}the Hub has no such {repo_type} that you can access ({' '.join(str(error).split())})"
         if repo_type == "model" and isinstance(error, RepositoryNotFoundError):
-            reason = f"is no file or folder here, and {reason}{_existing(path)}"
+            reason += _existing(path)
         raise ArgumentError("path", path, reason) from error
     except Exception as error:  # the class of a failed connection depends on huggingface_hub's version
-        reason = f"the Hugging Face Hub cannot be reached ({error}); local files work without a network"
+        reason = f"{absent}the Hugging Face Hub cannot be reached ({error}); local files work without a network"
         raise HubUnreachableError("path", path, reason) from error
     return commit
 

@@ -22,9 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     importer.add_argument("source", metavar="SOURCE", help="a folder, a name on the Hub (owner/name) or a GGUF file")
     importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
     importer.add_argument("--revision", help="a branch, tag or commit of the Hub, such as step1000 (default: main)")
-    importer.add_argument(
-        "--check", metavar="TEXT", help="show how far transformers differs on a text (must be installed)"
-    )
+    importer.add_argument("--check", metavar="TEXT", help="compare logits and maps with transformers on a text")
     exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
