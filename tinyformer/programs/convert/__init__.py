@@ -1,7 +1,7 @@
 """Checkpoints from and to Hugging Face folders: `tinyformer convert hf SOURCE out.ckpt`, `… export out.ckpt DIR`.
 
-The models are GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian. `tinyformer/interop` maps their weights and
-config fields to ours, `run/importing` turns a folder into a checkpoint, and `conversion` a checkpoint into a folder.
+`tinyformer/interop` maps the weights and config fields of their families to ours, `run/importing` turns a folder into a
+checkpoint, and `conversion` a checkpoint into a folder.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     """Convert the model that the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="tinyformer convert",
-        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian.",
+        description="Import and export models of Hugging Face: Pythia, Llama, Qwen, Gemma, BERT, T5 and others.",
     )
     directions = parser.add_subparsers(dest="direction", required=True)
     importer = directions.add_parser("hf", help="turn a Hugging Face model into a checkpoint for evaluate.py")
