@@ -1,7 +1,7 @@
 """Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
-`tinyformer/interop` maps the weights and config fields of their families to ours, and `conversion` turns a folder into a
-checkpoint and back.
+`tinyformer/interop` maps the weights and config fields of their families to ours, and `conversion` turns a folder into
+a checkpoint and back.
 """
 
 import argparse
