@@ -33,7 +33,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {"marian": {"scale_embedding": True}, "gp
 """Values that a `config.json` needs because the default is not supported, or does not fit small sizes."""
 
 OF_NAME = {
-    **dict.fromkeys(("T5", "T5 v1.1"), {"tie_word_embeddings"}),  # `scale_decoder_outputs` says so, too
+    **{name: {"tie_word_embeddings"} for name in ("T5", "T5 v1.1")},  # `scale_decoder_outputs` says so, too
     "ModernBERT without a head": {"classifier_bias", "classifier_activation"},
 }
 """Fields without effect in a family with this name."""

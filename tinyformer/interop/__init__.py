@@ -8,7 +8,7 @@
 from tinyformer.interop.bert import BERT, DISTILBERT, ENCODERS, MODERNBERT, ROBERTA, XLM_ROBERTA
 from tinyformer.interop.encoder_decoders import BART, MARIAN, T5, T5_GATED
 from tinyformer.interop.family import Family
-from tinyformer.interop.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT, PHI
+from tinyformer.interop.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT
 from tinyformer.interop.llama import (
     GEMMA2,
     GEMMA3,
@@ -17,6 +17,7 @@ from tinyformer.interop.llama import (
     NANOCHAT,
     OLMO2,
     OLMO3,
+    PHI,
     PHI3,
     QWEN2,
     QWEN3,

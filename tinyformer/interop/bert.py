@@ -13,8 +13,6 @@ learned positional embeddings and drops the embeddings of other types; an export
 
 from dataclasses import dataclass, replace
 
-from torch.nn import functional as F
-
 from tinyformer.errors import ArgumentError
 from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, in_layers
 from tinyformer.interop.layers import (
@@ -42,7 +40,6 @@ class Kind:
     output: str = "cls.predictions.decoder"  # the output layer
     output_bias: str = "cls.predictions.bias"  # the other name of its bias
     num_types: int = 2  # token types of an exported model; BERT tokenizers produce two, for pairs of texts
-    num_before: int = 0  # rows of the table of positions before the first position, which padding uses
 
     def read(self, weights: Weights) -> Weights:
         """Add the embedding of token type 0 to those of the positions, and move the output bias to the output layer."""
@@ -50,7 +47,7 @@ class Kind:
             weights = {
                 name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
             }
-        weights[POSITIONS] = (weights[POSITIONS] + weights.pop(TYPES)[0])[self.num_before :]
+        weights[POSITIONS] = weights[POSITIONS] + weights.pop(TYPES)[0]
         bias = weights.pop(self.output_bias, None)
         # A tied output layer uses this bias, even if another one is stored under the layer's own name.
         if bias is not None and not {f"{self.output}.weight", f"{self.output}.bias"} <= weights.keys():
@@ -58,9 +55,8 @@ class Kind:
         return weights
 
     def write(self, weights: Weights) -> Weights:
-        """Add zeros as embeddings of token types and of padding, and a copy of the output bias."""
-        positions = F.pad(weights[POSITIONS], (0, 0, self.num_before, 0))
-        weights = weights | {POSITIONS: positions, TYPES: positions.new_zeros(self.num_types, positions.shape[1])}
+        """Add zeros as embeddings of token types, and a copy of the output bias."""
+        weights = weights | {TYPES: weights[POSITIONS].new_zeros(self.num_types, weights[POSITIONS].shape[1])}
         bias = weights.get(f"{self.output}.bias")
         return weights if bias is None else weights | {self.output_bias: bias.clone()}
 
@@ -121,20 +117,23 @@ BERT = Family(
     note="All tokens have token type 0, whose embedding is now part of the positional embeddings.",
 )
 
-OF_ROBERTA = Kind("lm_head.decoder", "lm_head.bias", num_types=1, num_before=2)
+OF_ROBERTA = Kind("lm_head.decoder", "lm_head.bias", num_types=1)
+
+NUM_BEFORE = 2
+"""Number of rows before the first position in RoBERTa's table: the id of the padding token, which is 1, and 1 more."""
 
 
 def read_roberta_fields(fields: Fields) -> Fields:
     """Subtract the rows of the table of positions that no text uses from their number."""
     longest, pad = fields.get("max_position_embeddings", 512), fields.get("pad_token_id", 1)
-    if pad != OF_ROBERTA.num_before - 1:
+    if pad != NUM_BEFORE - 1:
         raise ArgumentError("fields.pad_token_id", pad, "must be 1: the position of the first token is one more")
-    return fields | {"max_position_embeddings": longest - OF_ROBERTA.num_before}
+    return fields | {"max_position_embeddings": longest - NUM_BEFORE}
 
 
 def write_roberta_fields(fields: Fields) -> Fields:
     """The inverse of `read_roberta_fields`."""
-    longest = fields["max_position_embeddings"] + OF_ROBERTA.num_before
+    longest = fields["max_position_embeddings"] + NUM_BEFORE
     return fields | {"max_position_embeddings": longest, "type_vocab_size": 1, "pad_token_id": 1}
 
 
@@ -146,7 +145,8 @@ ROBERTA = replace(
     prefix="roberta.",
     outside="lm_head.",
     modules=(
-        *(module for module in BERT.modules if not module.theirs.startswith("cls.")),
+        *(module for module in BERT.modules if not module.theirs.startswith(("cls.", POSITIONS[:-7]))),
+        Module(POSITIONS[:-7], "encoder.position.embedding", skipped=NUM_BEFORE),
         Module("lm_head.dense", "readout.dense"),
         Module("lm_head.layer_norm", "readout.norm"),
         Module("lm_head.decoder", "readout.proj"),

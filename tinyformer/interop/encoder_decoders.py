@@ -207,8 +207,6 @@ T5_GATED = replace(
 OUTPUT_BIAS, LAYER_BIAS = "final_logits_bias", "lm_head.bias"
 """Names of the bias of the logits: in `transformers`, and in the modules that `bart_modules` returns."""
 
-POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
-
 NUM_BEFORE = 2
 """Number of unused rows in BART's table of positions, before the row of the first position."""
 
@@ -216,31 +214,16 @@ IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used
 
 
 def read_bart_weights(weights: Weights) -> Weights:
-    """Drop the unused first rows of the positional embeddings, and move the bias of the logits to the output layer."""
-    weights = _read_bias(spread_embedding(weights))
-    tables = {name: weights[name][NUM_BEFORE:] for name in POSITIONS}
-    return weights | tables
-
-
-def write_bart_weights(weights: Weights) -> Weights:
-    """Prepend rows of zeros to the positional embeddings, and rename the logits' bias as in `transformers`."""
-    tables = {name: torch.nn.functional.pad(weights[name], (0, 0, NUM_BEFORE, 0)) for name in POSITIONS}
-    return _write_bias(join_embedding(weights | tables))
-
-
-def read_marian_weights(weights: Weights) -> Weights:
-    """Leave out the positions, which are not trained, and move the bias of the logits to the output layer."""
-    weights = _read_bias(spread_embedding(weights))
-    return {name: tensor for name, tensor in weights.items() if name not in POSITIONS}
-
-
-def _read_bias(weights: Weights) -> Weights:
+    """Spread the embedding, and move the bias of the logits to the output layer."""
+    weights = spread_embedding(weights)
     embedding = weights[OF_STACKS[1]]
     bias = weights.get(OUTPUT_BIAS, embedding.new_zeros(1, len(embedding)))
     return {name: tensor for name, tensor in weights.items() if name != OUTPUT_BIAS} | {LAYER_BIAS: bias[0]}
 
 
-def _write_bias(weights: Weights) -> Weights:
+def write_bart_weights(weights: Weights) -> Weights:
+    """The inverse of `read_bart_weights`."""
+    weights = join_embedding(weights)
     bias = {OUTPUT_BIAS: weights[LAYER_BIAS].unsqueeze(0)}
     return {name: tensor for name, tensor in weights.items() if name != LAYER_BIAS} | bias
 
@@ -258,7 +241,8 @@ def bart_modules(with_embeddings: bool) -> tuple[Module, ...]:
         modules.append(Module(f"{stack}.embed_tokens", f"{stack}.token_embedding"))
         modules += in_layers(f"{stack}.layers.{{}}.", f"{stack}.layers.{{}}.", names)
         if with_embeddings:
-            modules.append(Module(f"{stack}.embed_positions", f"{stack}.position.embedding"))
+            positions = Module(f"{stack}.embed_positions", f"{stack}.position.embedding", skipped=NUM_BEFORE)
+            modules.append(positions)
             modules.append(Module(f"{stack}.layernorm_embedding", f"{stack}.embedding_norm"))
     return tuple(modules)
 
@@ -322,10 +306,9 @@ MARIAN = replace(
         "scale_embedding": True,
     },
     modules=bart_modules(with_embeddings=False),
+    unused=(*BART.unused, "encoder.embed_positions.", "decoder.embed_positions."),  # which are not trained
     note=f"{IN_TRAINING} Marian's two SentencePiece models are not read: the tokenizers library cannot load them.",
     # The default of `scale_embedding` is refused: positions would outweigh unscaled embeddings.
     read_fields=lambda fields: read_tokens({"scale_embedding": False} | fields),
     write_fields=lambda fields: fields | {"scale_embedding": True},
-    read_weights=read_marian_weights,
-    write_weights=lambda weights: _write_bias(join_embedding(weights)),
 )

@@ -84,12 +84,6 @@ SIZES = (
 """The fields of most families with a single stack of layers."""
 
 
-def changed(fields: tuple[Field, ...], without: tuple[str, ...] = (), **defaults: Any) -> tuple[Field, ...]:
-    """The fields of a family without some of them, and with other defaults."""
-    kept = (field for field in fields if field.theirs not in without)
-    return tuple(replace(field, default=defaults.get(field.theirs, field.default)) for field in kept)
-
-
 @dataclass(frozen=True)
 class Module:
     """A module of a family and its counterpart in tinyformer; in names, `{}` stands for the index of the layer."""
@@ -98,6 +92,7 @@ class Module:
     ours: str  # our name; several names, separated by spaces, if theirs concatenates the outputs of several modules
     transposed: bool = False  # whether its matrix is stored as (inputs, outputs)
     by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
+    skipped: int = 0  # the number of the family's rows before the first of ours, which have no effect
     # The index of the family's row for each row of ours within a head, if their order differs.
     order: Callable[[BaseAttention], Int[Tensor, " head_dim"]] | None = None
 
@@ -118,7 +113,7 @@ class Module:
             split = tensor.unflatten(0, (attention.num_heads, len(names), -1))
             return split.transpose(0, 1).flatten(1, 2).unbind()
         if len(names) == 1:
-            return [self._transpose(tensor)]
+            return [self._transpose(tensor)[self.skipped :]]
         modules = (network.get_submodule(name.rpartition(".")[0]) for name in names)
         return self._transpose(tensor).split([module.out_features for module in modules])
 
@@ -131,7 +126,8 @@ class Module:
         if self.by_head:
             split = [tensor.unflatten(0, (attention.num_heads, -1)) for tensor in tensors]
             return torch.stack(split, dim=1).flatten(0, 2)
-        return self._transpose(torch.cat(list(tensors))).contiguous()
+        joined = torch.cat([tensors[0].new_zeros(self.skipped, *tensors[0].shape[1:]), *tensors])
+        return self._transpose(joined).contiguous()
 
     def _transpose(self, tensor: Tensor) -> Tensor:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
@@ -169,6 +165,29 @@ class Family:
     note: str = ""  # a sentence about what an import changes; empty if it changes nothing
     # Whether a `config.json` with its `model_type` belongs to this family, if several share this type.
     covers: Callable[[Fields], bool] = lambda fields: True
+
+    def like(
+        self,
+        names: tuple[str, str, str],
+        *fields: Field,
+        without: Sequence[str] = (),
+        defaults: Fields | None = None,
+        **changes: Any,
+    ) -> "Family":
+        """A family that differs from this one in some fields, and in further attributes.
+
+        Args:
+            names: the `name`, `model_type` and `architecture`.
+            *fields: fields that this family does not have.
+            without: the names of this family's fields that the other does not have.
+            defaults: other defaults of this family's fields, by name.
+            **changes: other attributes.
+        """
+        kept = (field for field in self.fields if field.theirs not in without)
+        kept = (replace(field, default=(defaults or {}).get(field.theirs, field.default)) for field in kept)
+        name, model_type, architecture = names
+        own = {"name": name, "model_type": model_type, "architecture": architecture, "fields": (*kept, *fields)}
+        return replace(self, **own | changes)
 
     def settings(self, fields: Fields) -> dict[str, Any]:
         """The values of our config by key, without keys that keep their defaults; unsupported fields are refused."""

@@ -7,7 +7,6 @@
 | GPT-J | Wang & Komatsuzaki 2021 | rotary positions, attention in parallel with the feed-forward network |
 | GPT-NeoX | Black et al. 2022, arXiv 2204.06745 | GPT-J with a norm for each sublayer; Pythia (arXiv 2304.01373) |
 | OPT | Zhang et al. 2022, arXiv 2205.01068 | GPT-2 with ReLU |
-| Phi 1 to 2 | Gunasekar et al. 2023, arXiv 2306.11644 | GPT-J with another order of rotated dimensions |
 """
 
 from dataclasses import replace
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, changed, in_layers
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
 from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, pattern_of, read_rope, write_rope
 from tinyformer.nn import RotaryPosition
 from tinyformer.nn.attention import BaseAttention
@@ -159,19 +157,14 @@ def write_gpt_j_fields(fields: Fields) -> Fields:
     return fields | {"rotary_dim": round(share * fields["n_embd"] / fields["n_head"])}
 
 
-GPT_J_DEFAULTS = dict[str, Any](tie_word_embeddings=False, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
-
-GPT_J = Family(
-    name="GPT-J",
-    model_type="gptj",
-    architecture="GPTJForCausalLM",
-    prefix="transformer.",
+GPT_J = GPT2.like(
+    ("GPT-J", "gptj", "GPTJForCausalLM"),
+    FRACTION,
+    without=("scale_attn_weights",),
+    defaults={"tie_word_embeddings": False} | dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), 0.0),
     groups={**GPT2.groups, "position": "rotary", "block": "parallel"},
     values={"model.bias": True, "attention.bias": False, "model.readout_bias": True, "block.shared_norm": True},
-    fields=(
-        *changed(GPT2.fields, ("scale_attn_weights",), **GPT_J_DEFAULTS),
-        FRACTION,
-    ),
+    fixed={},
     modules=(
         Module("wte", EMBEDDING),
         *(Module(f"h.{{}}.attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=interleaved) for x in "qk"),
@@ -270,20 +263,6 @@ GPT_NEOX_SEQUENTIAL = replace(
 )
 
 
-OPT_POSITIONS, NUM_BEFORE = "embed_positions.weight", 2
-"""The table of positions, and the number of its rows before the row of the first position, which padding uses."""
-
-
-def read_opt_weights(weights: Weights) -> Weights:
-    """Drop the first rows of the positional embeddings, which have no effect."""
-    return weights | {OPT_POSITIONS: weights[OPT_POSITIONS][NUM_BEFORE:]}
-
-
-def write_opt_weights(weights: Weights) -> Weights:
-    """Prepend rows of zeros to the positional embeddings."""
-    return weights | {OPT_POSITIONS: F.pad(weights[OPT_POSITIONS], (0, 0, NUM_BEFORE, 0))}
-
-
 def read_opt_fields(fields: Fields) -> Fields:
     """Leave out the width of the embeddings if it is that of the layers."""
     width = fields.get("word_embed_proj_dim")
@@ -298,7 +277,7 @@ OPT = Family(
     groups={**GPT2.groups, "feed_forward": "relu"},
     values={"model.bias": True},
     fields=(
-        *changed(SIZES, ("intermediate_size", "initializer_range")),
+        *SIZES[:4],
         Field("ffn_dim", "model.d_ff", int, 3072),
         Field("max_position_embeddings", "model.max_seq_len", int, 2048),
         Field("activation_function", "feed_forward.activation", str, "relu", ACTIVATIONS),
@@ -313,7 +292,7 @@ OPT = Family(
     },
     modules=(
         Module("embed_tokens", EMBEDDING),
-        Module("embed_positions", "encoder.position.embedding"),
+        Module("embed_positions", "encoder.position.embedding", skipped=2),  # of padding
         *in_layers(
             "layers.{}.",
             LAYERS[1],
@@ -330,48 +309,4 @@ OPT = Family(
         Module("lm_head", OUTPUT),
     ),
     read_fields=read_opt_fields,
-    read_weights=read_opt_weights,
-    write_weights=write_opt_weights,
-)
-
-PHI = Family(
-    name="Phi",
-    model_type="phi",
-    architecture="PhiForCausalLM",
-    prefix="model.",
-    groups=GPT_J.groups,
-    values={"model.bias": True, "model.readout_bias": True, "block.shared_norm": True},
-    fields=(
-        *SIZES,
-        Field("max_position_embeddings", "model.max_seq_len", int, 2048),
-        Field("num_key_value_heads", "attention.num_kv_heads", int, None, nullable=True),
-        Field("hidden_act", "feed_forward.activation", str, "gelu_new", ACTIVATIONS),
-        Field("layer_norm_eps", "norm.eps", float, 1e-5),
-        *ROPE,
-        FRACTION,
-        Field("tie_word_embeddings", "model.tied_readout", bool, False),
-        Field("embd_pdrop", "model.embedding_dropout", float, 0.0),
-        Field("resid_pdrop", "model.dropout", float, 0.0),
-        Field("attention_dropout", "attention.dropout", float, 0.0),
-    ),
-    fixed={"qk_layernorm": False},
-    modules=(
-        Module("embed_tokens", EMBEDDING),
-        *in_layers(
-            "layers.{}.",
-            LAYERS[1],
-            {
-                "input_layernorm": "attention_norm",
-                **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
-                "self_attn.dense": "attention.o_proj",
-                "mlp.fc1": "feed_forward.up_proj",
-                "mlp.fc2": "feed_forward.down_proj",
-            },
-        ),
-        Module("final_layernorm", FINAL_NORM),
-        Module("lm_head", OUTPUT),
-    ),
-    unused=BUFFERS,
-    read_fields=lambda fields: read_rope({"partial_rotary_factor": 0.5} | fields),
-    write_fields=write_rope,
 )

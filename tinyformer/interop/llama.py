@@ -9,6 +9,7 @@
 | SmolLM3 | Bakouch et al. 2025 | no positions in every fourth layer |
 | OLMo 2 and 3 | arXiv 2501.00656, 2512.13961 | norms after the sublayers, of whole projections; 3: windows |
 | Gemma 2 and 3 | arXiv 2408.00118, 2503.19786 | norms before and after the sublayers, windows; 2: bounded scores |
+| Phi 1 to 2 | Gunasekar et al. 2023, arXiv 2306.11644 | GPT-J's block, with LayerNorm |
 | Phi 3 | Abdin et al. 2024, arXiv 2404.14219 | Llama with joined matrices |
 | nanochat | Karpathy 2025 | norms without weights, ReLU squared, bounded logits |
 """
@@ -19,8 +20,8 @@ from dataclasses import replace
 from jaxtyping import Int
 from torch import Tensor, arange
 
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, changed, in_layers
-from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GROUPS, LAYERS, OUTPUT, QKV
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
+from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GPT_J, GROUPS, LAYERS, OUTPUT, QKV
 from tinyformer.interop.layers import (
     FRACTION,
     FULL,
@@ -42,12 +43,10 @@ from tinyformer.nn.attention import BaseAttention
 
 ROPE_NAMES = tuple(field.theirs for field in ROPE)
 
-LAYER = {
-    "input_layernorm": "attention_norm",
-    **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkvo"},
-    "post_attention_layernorm": "feed_forward_norm",
-    **{f"mlp.{name}_proj": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
-}
+PROJECTIONS = {f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkvo"}
+PROJECTIONS |= {f"mlp.{name}_proj": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")}
+NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
+LAYER = PROJECTIONS | NORMS
 """The modules of a layer of Llama."""
 
 QK_NORMS = {f"self_attn.{name}_norm": f"attention.{name}_norm" for name in "qk"}
@@ -85,20 +84,11 @@ LLAMA = Family(
     write_fields=write_rope,
 )
 
-MISTRAL = replace(
-    LLAMA,
-    name="Mistral",
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("attention_bias", "mlp_bias"),
-            max_position_embeddings=131_072,
-            num_key_value_heads=8,
-        ),
-        Field("sliding_window", "attention.window", int, 4096, nullable=True),
-    ),
+MISTRAL = LLAMA.like(
+    ("Mistral", "mistral", "MistralForCausalLM"),
+    Field("sliding_window", "attention.window", int, 4096, nullable=True),
+    without=("attention_bias", "mlp_bias"),
+    defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8},
 )
 
 
@@ -120,45 +110,28 @@ def write_qwen_fields(fields: Fields) -> Fields:
     return write_rope(write_windows(fields)) | {"use_sliding_window": fields.get("windows") is not None}
 
 
-QWEN2 = replace(
-    LLAMA,
-    name="Qwen 2",
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
+QWEN2 = LLAMA.like(
+    ("Qwen 2", "qwen2", "Qwen2ForCausalLM"),
+    WINDOWS,
+    without=("attention_bias", "mlp_bias", "head_dim"),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 32},
     values={"attention.bias": "qkv"},
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("attention_bias", "mlp_bias", "head_dim"),
-            max_position_embeddings=32_768,
-            num_key_value_heads=32,
-        ),
-        WINDOWS,
-    ),
     read_fields=read_qwen_fields,
     write_fields=write_qwen_fields,
 )
 
 QK_EPS = Field("rms_norm_eps", "attention.qk_norm_eps", float, 1e-6)
 
-QWEN3 = replace(
-    QWEN2,
-    name="Qwen 3",
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
+QWEN3 = LLAMA.like(
+    ("Qwen 3", "qwen3", "Qwen3ForCausalLM"),
+    QK_EPS,
+    WINDOWS,
+    without=("mlp_bias",),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
     values={"attention.qk_norm": True},
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("mlp_bias",),
-            max_position_embeddings=32_768,
-            num_key_value_heads=32,
-            head_dim=128,
-        ),
-        QK_EPS,
-        WINDOWS,
-    ),
     modules=modules_of(LAYER | QK_NORMS),
+    read_fields=read_qwen_fields,
+    write_fields=write_qwen_fields,
 )
 
 
@@ -177,57 +150,44 @@ def write_smollm3_fields(fields: Fields) -> Fields:
     return write_qwen_fields(fields) | {"no_rope_layers": rotated}
 
 
-SMOLLM3 = replace(
-    LLAMA,
-    name="SmolLM3",
-    model_type="smollm3",
-    architecture="SmolLM3ForCausalLM",
+SMOLLM3 = LLAMA.like(
+    ("SmolLM3", "smollm3", "SmolLM3ForCausalLM"),
+    Field("positions", "position.relative.pattern", list, ["rotary", "rotary", "rotary", "none"]),
+    WINDOWS,
+    without=("head_dim",),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": True},
     groups={**LLAMA.groups, "position": "by_layer"},
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("head_dim",),
-            max_position_embeddings=32_768,
-            num_key_value_heads=4,
-            tie_word_embeddings=True,
-            rope_theta=2_000_000.0,
-        ),
-        Field("positions", "position.relative.pattern", list, ["rotary", "rotary", "rotary", "none"]),
-        WINDOWS,
-    ),
     read_fields=read_smollm3_fields,
     write_fields=write_smollm3_fields,
 )
 
-OLMO_LAYER = LAYER | QK_NORMS | {"post_attention_layernorm": "attention_norm"}
-OLMO_LAYER |= {"post_feedforward_layernorm": "feed_forward_norm"}
-del OLMO_LAYER["input_layernorm"]
+OLMO_NORMS = {"post_attention_layernorm": "attention_norm", "post_feedforward_layernorm": "feed_forward_norm"}
 
-OLMO2 = replace(
-    LLAMA,
-    name="OLMo 2",
-    model_type="olmo2",
-    architecture="Olmo2ForCausalLM",
+OLMO2 = LLAMA.like(
+    ("OLMo 2", "olmo2", "Olmo2ForCausalLM"),
+    replace(QK_EPS, default=1e-5),
+    without=("mlp_bias", "head_dim"),
+    defaults={"rms_norm_eps": 1e-5},
     groups={**LLAMA.groups, "block": "reordered"},
     values={"attention.qk_norm": "projection"},
-    fields=(
-        *changed(LLAMA.fields, without=("mlp_bias", "head_dim"), rms_norm_eps=1e-5),
-        replace(QK_EPS, default=1e-5),
-    ),
-    modules=modules_of(OLMO_LAYER),
+    modules=modules_of(PROJECTIONS | QK_NORMS | OLMO_NORMS),
 )
 
 OLMO3_LAYERS = (SLIDING, SLIDING, SLIDING, FULL)
 OLMO3_BASES = dict.fromkeys((FULL, SLIDING), ("rope_theta", 500_000.0))
 
-OLMO3 = replace(
-    OLMO2,
-    name="OLMo 3",
-    model_type="olmo3",
-    architecture="Olmo3ForCausalLM",
-    fields=(*changed(OLMO2.fields, ROPE_NAMES), *changed(LAYERED_ROPE, rope_theta=500_000.0), WINDOWS),
+OLMO3 = OLMO2.like(
+    ("OLMo 3", "olmo3", "Olmo3ForCausalLM"),
+    *LAYERED_ROPE,
+    WINDOWS,
+    without=ROPE_NAMES,
     read_fields=lambda fields: read_windows(read_layered_rope(fields, OLMO3_LAYERS, OLMO3_BASES), OLMO3_LAYERS, 4096),
     write_fields=lambda fields: write_layered_rope(write_windows(fields)),
+)
+
+DROPOUTS = tuple(
+    Field(f"{name}_pdrop", f"model.{ours}", float, 0.0)
+    for name, ours in (("embd", "embedding_dropout"), ("resid", "dropout"))
 )
 
 SCALAR = "query_pre_attn_scalar"
@@ -235,8 +195,7 @@ SCALAR = "query_pre_attn_scalar"
 
 def read_gemma_fields(fields: Fields) -> Fields:
     """Replace the number whose root divides the scores by the factor of the scores; null if it is the heads' size."""
-    fields = {SCALAR: 256} | fields
-    scalar = fields.pop(SCALAR)
+    scalar = fields.get(SCALAR, 256)
     is_default = scalar == fields.get("head_dim", 256) or not isinstance(scalar, int | float) or scalar <= 0
     return fields | {"score_scale": None if is_default else scalar**-0.5}
 
@@ -250,34 +209,26 @@ def write_gemma_fields(fields: Fields) -> Fields:
 
 GEMMA2_LAYERS = (SLIDING, FULL)
 
-GEMMA2 = replace(
-    LLAMA,
-    name="Gemma 2",
-    model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
+GEMMA_NORMS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "attention_output_norm",
+    "pre_feedforward_layernorm": "feed_forward_norm",
+    "post_feedforward_layernorm": "feed_forward_output_norm",
+}
+
+GEMMA2 = LLAMA.like(
+    ("Gemma 2", "gemma2", "Gemma2ForCausalLM"),
+    Field("hidden_activation", "feed_forward.activation", str, "gelu_pytorch_tanh", ACTIVATIONS),
+    Field("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
+    Field("final_logit_softcapping", "model.readout_softcap", float, 30.0, nullable=True),
+    Field("score_scale", "attention.scale", float, None, nullable=True),
+    WINDOWS,
+    without=("mlp_bias", "hidden_act"),
+    defaults={"max_position_embeddings": 8192, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True},
     groups={**LLAMA.groups, "block": "sandwich"},
     values={"norm.zero_centered": True, "model.scaled_embedding": True},
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("mlp_bias", "hidden_act"),
-            max_position_embeddings=8192,
-            num_key_value_heads=4,
-            head_dim=256,
-            tie_word_embeddings=True,
-        ),
-        Field("hidden_activation", "feed_forward.activation", str, "gelu_pytorch_tanh", ACTIVATIONS),
-        Field("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
-        Field("final_logit_softcapping", "model.readout_softcap", float, 30.0, nullable=True),
-        Field("score_scale", "attention.scale", float, None, nullable=True),
-        WINDOWS,
-    ),
     fixed={"use_bidirectional_attention": False},
-    modules=modules_of(
-        LAYER
-        | {"post_attention_layernorm": "attention_output_norm", "pre_feedforward_layernorm": "feed_forward_norm"}
-        | {"post_feedforward_layernorm": "feed_forward_output_norm"}
-    ),
+    modules=modules_of(PROJECTIONS | GEMMA_NORMS),
     read_fields=lambda fields: read_rope(read_windows(read_gemma_fields(fields), GEMMA2_LAYERS, 4096)),
     write_fields=lambda fields: write_rope(write_windows(write_gemma_fields(fields))),
 )
@@ -287,68 +238,61 @@ GEMMA3_BASES = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_fr
 
 def read_gemma3_fields(fields: Fields) -> Fields:
     """Replace types of layers by windows and rotary positions of the layers."""
-    fields = {"sliding_window_pattern": 6} | read_gemma_fields(fields)
-    period = fields.pop("sliding_window_pattern")
-    pattern = (*[SLIDING] * (period - 1), FULL)
-    return read_windows(read_layered_rope(fields, pattern, GEMMA3_BASES), pattern, 4096)
+    pattern = (*[SLIDING] * (fields.get("sliding_window_pattern", 6) - 1), FULL)
+    return read_windows(read_layered_rope(read_gemma_fields(fields), pattern, GEMMA3_BASES), pattern, 4096)
 
 
-GEMMA3 = replace(
-    GEMMA2,
-    name="Gemma 3",
-    model_type="gemma3_text",
-    architecture="Gemma3ForCausalLM",
+GEMMA3 = GEMMA2.like(
+    ("Gemma 3", "gemma3_text", "Gemma3ForCausalLM"),
+    *LAYERED_ROPE,
+    QK_EPS,
+    without=ROPE_NAMES,
+    defaults={"max_position_embeddings": 131_072, "attn_logit_softcapping": None, "final_logit_softcapping": None},
     values={**GEMMA2.values, "attention.qk_norm": "zero_centered"},
-    fields=(
-        *changed(
-            GEMMA2.fields,
-            ROPE_NAMES,
-            max_position_embeddings=131_072,
-            attn_logit_softcapping=None,
-            final_logit_softcapping=None,
-        ),
-        *LAYERED_ROPE,
-        QK_EPS,
-    ),
-    modules=(*GEMMA2.modules, *in_layers("layers.{}.", LAYERS[1], QK_NORMS)),
+    modules=modules_of(PROJECTIONS | GEMMA_NORMS | QK_NORMS),
     read_fields=read_gemma3_fields,
     write_fields=lambda fields: write_layered_rope(write_windows(write_gemma_fields(fields))),
 )
 
-JOINED = {
-    "self_attn.qkv_proj": QKV,
-    "mlp.gate_up_proj": "feed_forward.gate_proj feed_forward.up_proj",
-}
-
-PHI3 = replace(
-    LLAMA,
-    name="Phi 3",
-    model_type="phi3",
-    architecture="Phi3ForCausalLM",
-    fields=(
-        *changed(
-            LLAMA.fields,
-            without=("attention_bias", "mlp_bias", "head_dim"),
-            max_position_embeddings=4096,
-            rms_norm_eps=1e-5,
+PHI = LLAMA.like(
+    ("Phi", "phi", "PhiForCausalLM"),
+    FRACTION,
+    Field("layer_norm_eps", "norm.eps", float, 1e-5),
+    *DROPOUTS,
+    without=("attention_bias", "mlp_bias", "head_dim", "rms_norm_eps"),
+    defaults={"hidden_act": "gelu_new"},
+    groups=GPT_J.groups,
+    values={"model.bias": True, "model.readout_bias": True, "block.shared_norm": True},
+    fixed={"qk_layernorm": False},
+    modules=(
+        *(module for module in modules_of({"input_layernorm": "attention_norm"}) if module.theirs != "norm"),
+        Module("final_layernorm", FINAL_NORM),
+        *in_layers(
+            "layers.{}.",
+            LAYERS[1],
+            {
+                **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
+                "self_attn.dense": "attention.o_proj",
+                "mlp.fc1": "feed_forward.up_proj",
+                "mlp.fc2": "feed_forward.down_proj",
+            },
         ),
-        FRACTION,
-        Field("embd_pdrop", "model.embedding_dropout", float, 0.0),
-        Field("resid_pdrop", "model.dropout", float, 0.0),
-        Field("sliding_window", "attention.window", int, None, nullable=True),
     ),
+    read_fields=lambda fields: read_rope({"partial_rotary_factor": 0.5} | fields),
+)
+
+JOINED = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": "feed_forward.gate_proj feed_forward.up_proj"}
+JOINED |= {"self_attn.o_proj": "attention.o_proj", "mlp.down_proj": "feed_forward.down_proj"}
+
+PHI3 = LLAMA.like(
+    ("Phi 3", "phi3", "Phi3ForCausalLM"),
+    FRACTION,
+    *DROPOUTS,
+    Field("sliding_window", "attention.window", int, None, nullable=True),
+    without=("attention_bias", "mlp_bias", "head_dim"),
+    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     fixed={},
-    modules=modules_of(
-        JOINED
-        | {
-            name: ours
-            for name, ours in LAYER.items()
-            if not name.endswith(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
-        }
-    ),
-    read_fields=lambda fields: read_rope(
-        {name: value for name, value in fields.items() if name != "original_max_position_embeddings"}
-    ),
+    modules=modules_of(JOINED | NORMS),
 )
 
 
@@ -357,19 +301,15 @@ def opposite(attention: BaseAttention) -> Int[Tensor, " head_dim"]:
     return arange(attention.head_dim).roll(attention.head_dim // 2)
 
 
-NANOCHAT = replace(
-    LLAMA,
-    name="nanochat",
-    model_type="nanochat",
-    architecture="NanoChatForCausalLM",
+NANOCHAT = LLAMA.like(
+    ("nanochat", "nanochat", "NanoChatForCausalLM"),
+    QK_EPS,
+    Field("final_logit_softcapping", "model.readout_softcap", float, 15.0, nullable=True),
+    without=("mlp_bias", "head_dim"),
+    defaults={"hidden_act": "relu2"},
     groups={**LLAMA.groups, "feed_forward": "relu2"},
     # The norm of queries and keys follows the rotation there, which does not change what it computes.
     values={"norm.weight": False, "attention.qk_norm": "unscaled", "model.embedding_norm": True},
-    fields=(
-        *changed(LLAMA.fields, without=("mlp_bias", "head_dim"), hidden_act="relu2"),
-        QK_EPS,
-        Field("final_logit_softcapping", "model.readout_softcap", float, 15.0, nullable=True),
-    ),
     modules=(
         *(Module(f"layers.{{}}.self_attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=opposite) for x in "qk"),
         *modules_of(
