@@ -34,7 +34,7 @@ def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> Non
     shown = {
         "evaluate checkpoint=run/checkpoints/last.ckpt generate.num_tokens=3 hydra.run.dir=evaluated": "val loss",
         "compare run": "Saved in run/",
-        "convert export run/checkpoints/last.ckpt out": "GPT-NeoX, saved in out",
+        "convert export run/checkpoints/last.ckpt out": "sequential GPT-NeoX, saved in out",
         "card attention=mha,gqa": "parameters",
     }
     several = spawned([*shown], folder, env=outside, python=programs / "python")

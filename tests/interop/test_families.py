@@ -39,7 +39,7 @@ OF_NAME = {
 """Fields without effect in a family with this name."""
 
 OF_KIND = {
-    "GPT-NeoX with use_parallel_residual=false": {"use_parallel_residual": False},
+    "sequential GPT-NeoX": {"use_parallel_residual": False},
     "T5 v1.1": {"feed_forward_proj": "gated-gelu"},
 }
 """Fields by the name of a family that shares its class."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from analysis.contexts import loud_transformer
 from commands import BOOK, Trained
-from interop.models import our_checkpoint, tokens
+from interop.models import VOCAB, our_checkpoint, tokens
 from tokenizers import Tokenizer, models
 
 import tinyformer
@@ -144,7 +144,7 @@ def test_a_model_needs_nothing_of_its_checkpoint_later(trained: Trained, tmp_pat
     path, words = shutil.copy(trained.last, "own.ckpt"), ["data.files=book.txt"]
     loaded = tinyformer.load(path)
     before = loaded.sample(3, words), loaded.analyse("heads", words)
-    our_checkpoint(tmp_path / "own.ckpt", "model.vocab_size=53")
+    our_checkpoint(tmp_path / "own.ckpt", f"model.vocab_size={VOCAB}")
     for _ in range(2):
         after = loaded.sample(3, words), loaded.analyse("heads", words)
         assert after[0].facts == before[0].facts == {**after[0].facts, "step": "30"}
@@ -158,7 +158,10 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "relati
 
 @pytest.mark.parametrize("position", ["rotary", "learned", *SLOW])
 def test_texts_may_be_longer_than_in_training_unless_positions_are_learned(position, tmp_path):
-    path, ids = our_checkpoint(tmp_path / "own.ckpt", f"position={position}", "model.vocab_size=53").path, tokens()
+    path, ids = (
+        our_checkpoint(tmp_path / "own.ckpt", f"position={position}", f"model.vocab_size={VOCAB}").path,
+        tokens(),
+    )
     short = tinyformer.load(path)
     if position == "learned":
         with pytest.raises(ArgumentError, match=r"has shape \[21, 48\], but in the model \[64, 48\]"):

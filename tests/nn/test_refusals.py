@@ -125,7 +125,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(attention, convolution="o"), "convolution='o': must be true, false, or some of the letters q, k and v; c"),
     (partial(attention, shifted_keys=True, kind="cross"), "shifted_keys=True: mixes projections of several tokens,"),
     (partial(mla, convolution="qk"), "convolution='qk': mixes projections of several tokens, which neither cross-"),
-    (partial(attention, qk_norm="head"), "qk_norm='head': must be one of False, True, projection."),
+    (partial(attention, qk_norm="head"), "qk_norm='head': must be one of False, True, zero_centered, "),
     (partial(TokenReadout, EMBEDDING, softcap=0.0), "softcap=0.0: must be above 0; softcap=30.0 works."),
     (partial(encoder, position=WAVES, scaled_embedding=True), "scaled_embedding=True: multiplies embeddings twice: "),
     (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),

@@ -15,7 +15,7 @@ from interop.test_encoder_decoders import t5_tokenizer
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data import BPETokenizer
-from tinyformer.programs.convert.check import compare
+from tinyformer.programs.convert.conversion import compare
 
 slow = pytest.mark.slow
 SIZES: dict[str, dict[str, Any]] = {"GPT2": GPT2, "Llama": LLAMA, "Bert": BERT}

@@ -137,11 +137,8 @@ def write_roberta_fields(fields: Fields) -> Fields:
     return fields | {"max_position_embeddings": longest, "type_vocab_size": 1, "pad_token_id": 1}
 
 
-ROBERTA = replace(
-    BERT,
-    name="RoBERTa",
-    model_type="roberta",
-    architecture="RobertaForMaskedLM",
+ROBERTA = BERT.like(
+    ("RoBERTa", "roberta", "RobertaForMaskedLM"),
     prefix="roberta.",
     outside="lm_head.",
     modules=(
@@ -157,13 +154,10 @@ ROBERTA = replace(
     write_weights=OF_ROBERTA.write,
 )
 
-XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_type="xlm-roberta", architecture="XLMRobertaForMaskedLM")
+XLM_ROBERTA = ROBERTA.like(("XLM-RoBERTa", "xlm-roberta", "XLMRobertaForMaskedLM"))
 
-DISTILBERT = replace(
-    BERT,
-    name="DistilBERT",
-    model_type="distilbert",
-    architecture="DistilBertForMaskedLM",
+DISTILBERT = BERT.like(
+    ("DistilBERT", "distilbert", "DistilBertForMaskedLM"),
     prefix="distilbert.",
     outside="vocab_",
     values={**BERT.values, "norm.eps": 1e-12},

@@ -11,7 +11,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -188,16 +187,11 @@ T5 = Family(
     covers=lambda fields: not is_gated(fields),
 )
 
-T5_GATED = replace(
-    T5,
-    name="T5 v1.1",
+T5_GATED = T5.like(
+    ("T5 v1.1", T5.model_type, T5.architecture),
+    Field("feed_forward_proj", "feed_forward.activation", str, "gated-gelu", GATED_ACTIVATIONS),
+    without=("feed_forward_proj",),
     groups={**T5.groups, "feed_forward": "swiglu"},
-    fields=tuple(
-        replace(field, default="gated-gelu", choices=GATED_ACTIVATIONS)
-        if field.theirs == "feed_forward_proj"
-        else field
-        for field in T5.fields
-    ),
     modules=t5_modules(absent=("wi",)),
     covers=is_gated,
 )
@@ -285,11 +279,8 @@ BART = Family(
     note=IN_TRAINING,
 )
 
-MARIAN = replace(
-    BART,
-    name="Marian",
-    model_type="marian",
-    architecture="MarianMTModel",
+MARIAN = BART.like(
+    ("Marian", "marian", "MarianMTModel"),
     groups={**BART.groups, "position": "sinusoidal"},
     values={
         **{f"model.{name}": True for name in ("bias", "readout_bias", "tied_readout")},

@@ -174,19 +174,10 @@ class Family:
         defaults: Fields | None = None,
         **changes: Any,
     ) -> "Family":
-        """A family that differs from this one in some fields, and in further attributes.
-
-        Args:
-            names: the `name`, `model_type` and `architecture`.
-            *fields: fields that this family does not have.
-            without: the names of this family's fields that the other does not have.
-            defaults: other defaults of this family's fields, by name.
-            **changes: other attributes.
-        """
+        """A family of this name, `model_type` and `architecture`, with other fields, other defaults and other attributes."""
         kept = (field for field in self.fields if field.theirs not in without)
         kept = (replace(field, default=(defaults or {}).get(field.theirs, field.default)) for field in kept)
-        name, model_type, architecture = names
-        own = {"name": name, "model_type": model_type, "architecture": architecture, "fields": (*kept, *fields)}
+        own = dict(zip(("name", "model_type", "architecture"), names, strict=True), fields=(*kept, *fields))
         return replace(self, **own | changes)
 
     def settings(self, fields: Fields) -> dict[str, Any]:

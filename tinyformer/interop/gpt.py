@@ -9,7 +9,6 @@
 | OPT | Zhang et al. 2022, arXiv 2205.01068 | GPT-2 with ReLU |
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,11 +95,8 @@ def write_gpt_neo_fields(fields: Fields) -> Fields:
     return fields | {"attention_types": [[types, 1]], "window_size": size}
 
 
-GPT_NEO = replace(
-    GPT2,
-    name="GPT-Neo",
-    model_type="gpt_neo",
-    architecture="GPTNeoForCausalLM",
+GPT_NEO = GPT2.like(
+    ("GPT-Neo", "gpt_neo", "GPTNeoForCausalLM"),
     values={"model.bias": True, "attention.bias": "o", "attention.score": "dot"},
     fields=(
         Field("vocab_size", "model.vocab_size", int),
@@ -253,9 +249,8 @@ GPT_NEOX = Family(
     covers=lambda fields: (NEOX_DEFAULTS | fields)["use_parallel_residual"] is not False,
 )
 
-GPT_NEOX_SEQUENTIAL = replace(
-    GPT_NEOX,
-    name="GPT-NeoX with use_parallel_residual=false",
+GPT_NEOX_SEQUENTIAL = GPT_NEOX.like(
+    ("sequential GPT-NeoX", GPT_NEOX.model_type, GPT_NEOX.architecture),
     groups={**GPT_NEOX.groups, "block": "pre_norm"},
     fixed={"use_parallel_residual": False},
     write_fields=lambda fields: write_neox_fields(fields) | {"use_parallel_residual": False},

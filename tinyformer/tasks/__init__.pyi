@@ -1,8 +1,7 @@
 from .classification import Classification
 from .seq2seq import Output, Seq2Seq
 from .span import Prediction, SpanExtraction
-from .states import States
-from .task import Batch, CausalLM, MaskedLM, Task
+from .task import Batch, CausalLM, MaskedLM, States, Task
 
 __all__ = [
     "Batch",

@@ -33,14 +33,13 @@ def main(arguments: Sequence[str]) -> int:
 def _convert(options: argparse.Namespace) -> None:
     # These import torch, which takes seconds; --help does not wait for it.
     if options.direction == "hf":
+        from tinyformer.programs.convert.conversion import compare, import_transformers
         from tinyformer.run.importing import import_model
 
         names = dict.fromkeys(("source", "name", "folder"), "SOURCE")
         names |= {"path": "OUT.ckpt", "revision": "--revision", "check": "--check", "len(texts[0])": "len(--check)"}
         with option_names(**names):
             if options.check is not None:
-                from tinyformer.programs.convert.check import compare, import_transformers
-
                 import_transformers(options.check)  # refused before anything is written, if it is missing
             lines = import_model(options.source, options.checkpoint, options.revision)
             if options.check is not None:
