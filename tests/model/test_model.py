@@ -158,10 +158,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "relati
 
 @pytest.mark.parametrize("position", ["rotary", "learned", *SLOW])
 def test_texts_may_be_longer_than_in_training_unless_positions_are_learned(position, tmp_path):
-    path, ids = (
-        our_checkpoint(tmp_path / "own.ckpt", f"position={position}", f"model.vocab_size={VOCAB}").path,
-        tokens(),
-    )
+    path = our_checkpoint(tmp_path / "own.ckpt", f"position={position}", f"model.vocab_size={VOCAB}").path
+    ids = tokens()
     short = tinyformer.load(path)
     if position == "learned":
         with pytest.raises(ArgumentError, match=r"has shape \[21, 48\], but in the model \[64, 48\]"):

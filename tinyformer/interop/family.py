@@ -174,7 +174,7 @@ class Family:
         defaults: Fields | None = None,
         **changes: Any,
     ) -> "Family":
-        """A family of this name, `model_type` and `architecture`, with other fields, other defaults and other attributes."""
+        """A family of this name, `model_type` and `architecture`, with other fields, defaults and attributes."""
         kept = (field for field in self.fields if field.theirs not in without)
         kept = (replace(field, default=(defaults or {}).get(field.theirs, field.default)) for field in kept)
         own = dict(zip(("name", "model_type", "architecture"), names, strict=True), fields=(*kept, *fields))
