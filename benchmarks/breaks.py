@@ -529,7 +529,7 @@ BREAKS = (
         "interop/bert.py",
         "weights.pop(TYPES)[0]",
         "weights.pop(TYPES)[-1]",
-        ("tests/interop/test_import.py", "-k", "logits"),
+        ("tests/interop/test_encoders.py",),
     ),
     Break(
         "a_scale_without_one",
