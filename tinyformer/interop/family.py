@@ -133,7 +133,9 @@ class Module:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
 
 
-def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
+def in_layers(
+    theirs: str, names: Mapping[str, str], ours: str = "encoder.layers.{}.", transposed: bool = False
+) -> tuple[Module, ...]:
     """The modules of all layers; `names` maps the family's names, without prefix `theirs`, to ours, without `ours`."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)

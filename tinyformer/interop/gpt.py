@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
-from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, pattern_of, read_rope, write_rope
+from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, one_or_pattern, read_rope, write_rope
 from tinyformer.nn import RotaryPosition
 from tinyformer.nn.attention import BaseAttention
 
@@ -26,10 +26,7 @@ QKV = "attention.q_proj attention.k_proj attention.v_proj"
 
 EMBEDDING, FINAL_NORM, OUTPUT = "encoder.token_embedding", "encoder.final_norm", "readout.proj"
 
-LAYERS = ("h.{}.", "encoder.layers.{}.")
-
-MASKS = tuple(f".{attention}.{name}" for attention in ("attn", "attention") for name in ("bias", "masked_bias"))
-BUFFERS = (*MASKS, ".rotary_emb.inv_freq")
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Suffixes of the causal mask and of the frequencies, which older files contain."""
 
 GPT2 = Family(
@@ -60,10 +57,9 @@ GPT2 = Family(
     modules=(
         Module("wte", EMBEDDING),
         Module("wpe", "encoder.position.embedding"),
-        *in_layers("h.{}.", "encoder.layers.{}.", {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}),
+        *in_layers("h.{}.", {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}),
         *in_layers(
             "h.{}.",
-            "encoder.layers.{}.",
             {
                 "attn.c_attn": QKV,
                 "attn.c_proj": "attention.o_proj",
@@ -83,13 +79,12 @@ def read_gpt_neo_fields(fields: Fields) -> Fields:
     """Replace the types of attention, as in [[["global", "local"], 12]], by the windows of the layers."""
     fields = dict[str, Any](window_size=256, attention_types=[[["global", "local"], 12]]) | fields
     types = [kind for kinds, times in fields.pop("attention_types") for kind in kinds * times]
-    windows = pattern_of([fields["window_size"] if kind == "local" else None for kind in types])
-    return fields | {"windows": windows if len(windows) > 1 else windows[0]}
+    return fields | {"windows": one_or_pattern([fields["window_size"] if kind == "local" else None for kind in types])}
 
 
 def write_gpt_neo_fields(fields: Fields) -> Fields:
     """The inverse of `read_gpt_neo_fields`."""
-    windows = in_each_layer(fields.pop("windows", None), {"num_hidden_layers": fields["num_layers"]})
+    windows = in_each_layer(fields.pop("windows", None), fields["num_layers"])
     types = ["global" if window is None else "local" for window in windows]
     size = next(filter(None, windows), 256)
     return fields | {"attention_types": [[types, 1]], "window_size": size}
@@ -118,7 +113,7 @@ GPT_NEO = GPT2.like(
     modules=(
         *(module for module in GPT2.modules if not module.transposed),
         *in_layers(
-            *LAYERS,
+            "h.{}.",
             {
                 **{f"attn.attention.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
                 "attn.attention.out_proj": "attention.o_proj",
@@ -127,7 +122,6 @@ GPT_NEO = GPT2.like(
             },
         ),
     ),
-    unused=BUFFERS,
     read_fields=read_gpt_neo_fields,
     write_fields=write_gpt_neo_fields,
 )
@@ -163,9 +157,9 @@ GPT_J = GPT2.like(
     fixed={},
     modules=(
         Module("wte", EMBEDDING),
-        *(Module(f"h.{{}}.attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=interleaved) for x in "qk"),
+        *(Module(f"h.{{}}.attn.{x}_proj", f"encoder.layers.{{}}.attention.{x}_proj", order=interleaved) for x in "qk"),
         *in_layers(
-            *LAYERS,
+            "h.{}.",
             {
                 "attn.v_proj": "attention.v_proj",
                 "attn.out_proj": "attention.o_proj",
@@ -177,18 +171,14 @@ GPT_J = GPT2.like(
         Module("ln_f", FINAL_NORM),
         Module("lm_head", OUTPUT),
     ),
-    unused=BUFFERS,
     read_fields=read_gpt_j_fields,
     write_fields=write_gpt_j_fields,
 )
 
-NEOX_DEFAULTS: Fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25, "use_parallel_residual": True}
-"""Defaults of fields that a file may omit."""
-
 
 def read_neox_fields(fields: Fields) -> Fields:
     """Rename the parameters of rotary positions to their names in Llama's files, and move them: see `read_rope`."""
-    fields = NEOX_DEFAULTS | fields
+    fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25} | fields
     theirs = {"rope_theta": fields.pop("rotary_emb_base"), "partial_rotary_factor": fields.pop("rotary_pct")}
     return read_rope(theirs | fields)
 
@@ -229,7 +219,6 @@ GPT_NEOX = Family(
         ),
         *in_layers(
             "layers.{}.",
-            "encoder.layers.{}.",
             {
                 "input_layernorm": "attention_norm",
                 "attention.dense": "attention.o_proj",
@@ -246,7 +235,7 @@ GPT_NEOX = Family(
     write_fields=write_neox_fields,
     # The output layer gets its older name, which all versions of `transformers` support.
     read_weights=lambda weights: {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()},
-    covers=lambda fields: (NEOX_DEFAULTS | fields)["use_parallel_residual"] is not False,
+    covers=lambda fields: fields.get("use_parallel_residual") is not False,
 )
 
 GPT_NEOX_SEQUENTIAL = GPT_NEOX.like(
@@ -290,7 +279,6 @@ OPT = Family(
         Module("embed_positions", "encoder.position.embedding", skipped=2),  # of padding
         *in_layers(
             "layers.{}.",
-            LAYERS[1],
             {
                 "self_attn_layer_norm": "attention_norm",
                 **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
