@@ -278,4 +278,6 @@ def without_head(family: Family) -> Family:
     )
 
 
-ENCODERS = tuple(map(without_head, (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)))
+WITH_HEAD = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
+
+FAMILIES = (*map(without_head, WITH_HEAD), *WITH_HEAD)

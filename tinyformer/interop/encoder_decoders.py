@@ -130,8 +130,8 @@ def write_t5_weights(weights: Weights) -> Weights:
     return join_embedding({name: tensor for name, tensor in weights.items() if name not in others})
 
 
-def t5_modules(absent: tuple[str, ...]) -> tuple[Module, ...]:
-    """All modules of T5 except the feed-forward matrices named in `absent`."""
+def t5_modules(inner: Mapping[str, str]) -> tuple[Module, ...]:
+    """All modules of T5, given those before the activation of the feed-forward network."""
     modules = [Module("lm_head", "readout.proj")]
     for stack, attentions in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
         theirs, ours = f"{stack}.block.{{}}.layer", f"{stack}.layers.{{}}"
@@ -139,13 +139,13 @@ def t5_modules(absent: tuple[str, ...]) -> tuple[Module, ...]:
             kind = "SelfAttention" if attention == "attention" else "EncDecAttention"
             modules += in_layers(f"{theirs}.{index}.{kind}.", {x: f"{x}_proj" for x in "qkvo"}, f"{ours}.{attention}.")
             modules.append(Module(f"{theirs}.{index}.layer_norm", f"{ours}.{attention}_norm"))
-        names = {"wi": "up_proj", "wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
-        names = {name: module for name, module in names.items() if name not in absent}
         modules += [
             Module(f"{stack}.embed_tokens", f"{stack}.token_embedding"),
             Module(TABLE.format(stack, "{}"), f"{ours}.attention.position.embedding"),
             Module(f"{theirs}.{len(attentions)}.layer_norm", f"{ours}.feed_forward_norm"),
-            *in_layers(f"{theirs}.{len(attentions)}.DenseReluDense.", names, f"{ours}.feed_forward."),
+            *in_layers(
+                f"{theirs}.{len(attentions)}.DenseReluDense.", {**inner, "wo": "down_proj"}, f"{ours}.feed_forward."
+            ),
             Module(f"{stack}.final_layer_norm", f"{stack}.final_norm"),
         ]
     return tuple(modules)
@@ -176,7 +176,7 @@ T5 = Family(
         *token_fields(eos_token_id=1),
     ),
     fixed={"is_encoder_decoder": True},
-    modules=t5_modules(absent=("wi_0", "wi_1")),
+    modules=t5_modules({"wi": "up_proj"}),
     # Cross-attention has no positions; older files contain a table for it, which is not used.
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     read_fields=read_t5_fields,
@@ -192,7 +192,7 @@ T5_GATED = T5.like(
     Field("feed_forward_proj", "feed_forward.activation", str, "gated-gelu", GATED_ACTIVATIONS),
     without=("feed_forward_proj",),
     groups={**T5.groups, "feed_forward": "swiglu"},
-    modules=t5_modules(absent=("wi",)),
+    modules=t5_modules({"wi_0": "gate_proj", "wi_1": "up_proj"}),
     covers=is_gated,
 )
 
@@ -289,3 +289,5 @@ MARIAN = BART.like(
     read_fields=lambda fields: read_tokens({"scale_embedding": False} | fields),
     write_fields=lambda fields: fields | {"scale_embedding": True},
 )
+
+FAMILIES = (T5, T5_GATED, BART, MARIAN)

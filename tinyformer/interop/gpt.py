@@ -293,3 +293,5 @@ OPT = Family(
     ),
     read_fields=read_opt_fields,
 )
+
+FAMILIES = (GPT2, GPT_NEO, GPT_J, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT)

@@ -150,8 +150,8 @@ def read_layered_rope(fields: Fields, pattern: Sequence[str], bases: Mapping[str
         given = {"rope_theta": fields.get(name, default)} | (older if kind == FULL else {}) | (newer.get(kind) or {})
         read[kind] = _rope_of(given, NEWER if newer else OLDER, fields.get("max_position_embeddings"))
     fields |= {name: value for name, value in read[FULL].items() if name in ("rope_type", "rope_original")}
-    for name, default in (("rope_theta", None), ("rope_factor", 1.0)):
-        fields[name] = one_or_pattern([read[kind].get(name, default) for kind in types])
+    fields["rope_theta"] = one_or_pattern([read[kind].get("rope_theta") for kind in types])
+    fields["rope_factor"] = one_or_pattern([read[kind].get("rope_factor", 1.0) for kind in types])
     return fields
 
 

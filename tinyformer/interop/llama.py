@@ -316,3 +316,5 @@ NANOCHAT = LLAMA.like(
         *modules_of({f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "vo"} | MLP),
     ),
 )
+
+FAMILIES = (PHI, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, OLMO3, GEMMA2, GEMMA3, PHI3, NANOCHAT)
