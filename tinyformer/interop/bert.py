@@ -117,7 +117,7 @@ NUM_BEFORE = 2
 
 
 def read_roberta_fields(fields: Fields) -> Fields:
-    """Subtract the rows of the table of positions that no text uses from their number."""
+    """Subtract the unused rows of the table of positions from `max_position_embeddings`."""
     longest, pad = fields.get("max_position_embeddings", 512), fields.get("pad_token_id", 1)
     if pad != NUM_BEFORE - 1:
         raise ArgumentError("fields.pad_token_id", pad, "must be 1: the position of the first token is one more")

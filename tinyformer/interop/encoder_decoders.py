@@ -139,13 +139,12 @@ def t5_modules(inner: Mapping[str, str]) -> tuple[Module, ...]:
             kind = "SelfAttention" if attention == "attention" else "EncDecAttention"
             modules += in_layers(f"{theirs}.{index}.{kind}.", {x: f"{x}_proj" for x in "qkvo"}, f"{ours}.{attention}.")
             modules.append(Module(f"{theirs}.{index}.layer_norm", f"{ours}.{attention}_norm"))
+        names = {**inner, "wo": "down_proj"}
         modules += [
             Module(f"{stack}.embed_tokens", f"{stack}.token_embedding"),
             Module(TABLE.format(stack, "{}"), f"{ours}.attention.position.embedding"),
             Module(f"{theirs}.{len(attentions)}.layer_norm", f"{ours}.feed_forward_norm"),
-            *in_layers(
-                f"{theirs}.{len(attentions)}.DenseReluDense.", {**inner, "wo": "down_proj"}, f"{ours}.feed_forward."
-            ),
+            *in_layers(f"{theirs}.{len(attentions)}.DenseReluDense.", names, f"{ours}.feed_forward."),
             Module(f"{stack}.final_layer_norm", f"{stack}.final_norm"),
         ]
     return tuple(modules)

@@ -176,7 +176,11 @@ class Family:
         defaults: Fields | None = None,
         **changes: Any,
     ) -> "Family":
-        """A family of this name, `model_type` and `architecture`, with other fields, defaults and attributes."""
+        """A family with other `names`: its name, `model_type` and `architecture`.
+
+        It has the fields of this family, except those in `without` and with other `defaults`, and further `fields`;
+        `changes` are the attributes that differ.
+        """
         kept = (field for field in self.fields if field.theirs not in without)
         kept = (replace(field, default=(defaults or {}).get(field.theirs, field.default)) for field in kept)
         own = dict(zip(("name", "model_type", "architecture"), names, strict=True), fields=(*kept, *fields))

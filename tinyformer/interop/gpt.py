@@ -276,7 +276,7 @@ OPT = Family(
     },
     modules=(
         Module("embed_tokens", EMBEDDING),
-        Module("embed_positions", "encoder.position.embedding", skipped=2),  # of padding
+        Module("embed_positions", "encoder.position.embedding", skipped=2),  # unused
         *in_layers(
             "layers.{}.",
             {

@@ -32,10 +32,10 @@ ROPE = (
     Field("rope_factor", "position.relative.factor", float, 1.0),
     Field("rope_original", "position.relative.original_seq_len", int, None, nullable=True),
 )
-"""Our keys for what `read_rope` returns."""
+"""The fields that `read_rope` adds, with their keys in our config."""
 
 LAYERED_ROPE = tuple(replace(field, kind=float | int | list) if field.kind is float else field for field in ROPE)
-"""Our keys for what `read_layered_rope` returns."""
+"""The fields that `read_layered_rope` adds, with their keys in our config."""
 
 FRACTION = Field("partial_rotary_factor", "position.relative.fraction", float, 1.0)
 
@@ -43,7 +43,7 @@ DEPTH = next(field for field in SIZES if field.ours == "model.num_layers")
 """The number of layers, which determines other fields."""
 
 WINDOWS = Field("windows", "attention.window", int | list, None, nullable=True)
-"""Our key for what `read_windows` returns."""
+"""The field that `read_windows` adds, with its key in our config."""
 
 
 def read_rope(fields: Fields) -> Fields:
@@ -105,7 +105,7 @@ def pattern_of(values: Sequence[Any]) -> list[Any]:
 
 
 def one_or_pattern(values: Sequence[Any]) -> Any:
-    """The value of all layers if it is the same, else the shortest pattern; given the value of each layer."""
+    """The value of each layer, as one value if all are equal, and else as a pattern: see `pattern_of`."""
     pattern = pattern_of(values)
     return pattern[0] if len(pattern) == 1 else pattern
 

@@ -96,14 +96,14 @@ MISTRAL = LLAMA.like(
 
 
 def read_used_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
-    """Replace types of layers by windows as `read_windows` does, if the field `use_sliding_window` is true."""
+    """Apply `read_rope` and, if the field `use_sliding_window` is true, `read_windows`."""
     if fields.get("use_sliding_window"):
         return read_windows(read_rope(fields), pattern, window)
     return read_rope(fields) | {"windows": None}
 
 
 def read_qwen_fields(fields: Fields) -> Fields:
-    """Replace the number of the first layers without a window by the windows of the layers."""
+    """Replace `max_window_layers`, the number of first layers without a window, by the windows of the layers."""
     full = fields.get("max_window_layers", 28)
     return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(DEPTH.read(fields))], 4096)
 
@@ -197,7 +197,7 @@ SCALAR = "query_pre_attn_scalar"
 
 
 def read_gemma_fields(fields: Fields) -> Fields:
-    """Replace the number whose root divides the scores by the factor of the scores; null if it is the heads' size."""
+    """Replace the number s of `SCALAR` by the factor of the scores, 1 / sqrt(s), or by null if s is the head's size."""
     scalar = fields.get(SCALAR, 256)
     is_default = scalar == fields.get("head_dim", 256) or not isinstance(scalar, int | float) or scalar <= 0
     return fields | {"score_scale": None if is_default else scalar**-0.5}
@@ -306,7 +306,7 @@ NANOCHAT = LLAMA.like(
     without=("mlp_bias", "head_dim"),
     defaults={"hidden_act": "relu2"},
     groups={**LLAMA.groups, "feed_forward": "relu2"},
-    # The norm of queries and keys follows the rotation there, which does not change what it computes.
+    # nanochat normalises queries and keys after the rotation, which does not change their root mean square.
     values={"norm.weight": False, "attention.qk_norm": "unscaled", "model.embedding_norm": True},
     modules=(
         *(

@@ -160,7 +160,8 @@ def import_transformers(text: str) -> Any:
 def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> list[str]:
     """The largest differences of logits and maps between a checkpoint and its source on a text, as lines to print.
 
-    `transformers` computes in fp32 with eager attention. The text is also the input of a decoder that has an encoder.
+    `revision` selects a commit of a source on the Hub. `transformers` computes in fp32 with eager attention. In an
+    encoder–decoder, the text is the source and the decoder's input.
 
     Raises:
         ArgumentError: `transformers` cannot tokenise the text, or the text is too long.
