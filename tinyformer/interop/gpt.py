@@ -189,14 +189,11 @@ def write_neox_fields(fields: Fields) -> Fields:
     return write_rope(fields) | {name: value for name, value in older.items() if value is not None}
 
 
-GPT_NEOX = Family(
-    name="GPT-NeoX",
-    model_type="gpt_neox",
-    architecture="GPTNeoXForCausalLM",
+GPT_NEOX = GPT2.like(
+    ("GPT-NeoX", "gpt_neox", "GPTNeoXForCausalLM"),
     prefix="gpt_neox.",
     outside="embed_out.",
-    groups=GROUPS | {"position": "rotary", "norm": "layer_norm", "feed_forward": "gelu", "block": "parallel"},
-    values={"model.bias": True},
+    groups={**GPT2.groups, "position": "rotary", "block": "parallel"},
     fields=(
         *SIZES,
         Field("max_position_embeddings", "model.max_seq_len", int, 2048),
@@ -230,7 +227,6 @@ GPT_NEOX = Family(
         Module("final_layer_norm", FINAL_NORM),
         Module("embed_out", OUTPUT),
     ),
-    unused=BUFFERS,
     read_fields=read_neox_fields,
     write_fields=write_neox_fields,
     # The output layer gets its older name, which all versions of `transformers` support.
@@ -253,13 +249,10 @@ def read_opt_fields(fields: Fields) -> Fields:
     return fields | {"word_embed_proj_dim": None if width == fields.get("hidden_size") else width}
 
 
-OPT = Family(
-    name="OPT",
-    model_type="opt",
-    architecture="OPTForCausalLM",
+OPT = GPT2.like(
+    ("OPT", "opt", "OPTForCausalLM"),
     prefix="model.decoder.",
     groups={**GPT2.groups, "feed_forward": "relu"},
-    values={"model.bias": True},
     fields=(
         *SIZES[:4],
         Field("ffn_dim", "model.d_ff", int, 3072),
