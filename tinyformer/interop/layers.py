@@ -51,11 +51,11 @@ def read_rope(fields: Fields) -> Fields:
     fields = dict(fields)
     flat = {name: fields.pop(name) for name in FLAT if name in fields}
     newer, older = (fields.get(name) or {} for name in (NEWER, OLDER))
-    return fields | _rope_of(flat | older | newer, NEWER if newer else OLDER, fields.get("max_position_embeddings"))
+    return fields | _rope_of(flat | older | newer, OLDER if older else NEWER, fields.get("max_position_embeddings"))
 
 
 def _rope_of(given: Fields, source: str, max_seq_len: Any) -> Fields:
-    """The fields of `ROPE` and `FRACTION` for one dictionary of parameters, which is in the field `source`."""
+    """The fields of `ROPE` and `FRACTION` for one dictionary of parameters; errors name the field `source`."""
     given, path = dict(given), f"fields.{source}"
     kind: str = given.pop("rope_type", None) or given.get("type") or "default"
     given.pop("type", None)
@@ -148,7 +148,7 @@ def read_layered_rope(fields: Fields, pattern: Sequence[str], bases: Mapping[str
     read: dict[str, Fields] = {}
     for kind, (name, default) in bases.items():
         given = {"rope_theta": fields.get(name, default)} | (older if kind == FULL else {}) | (newer.get(kind) or {})
-        read[kind] = _rope_of(given, NEWER if newer else OLDER, fields.get("max_position_embeddings"))
+        read[kind] = _rope_of(given, OLDER if older else NEWER, fields.get("max_position_embeddings"))
     fields |= {name: value for name, value in read[FULL].items() if name in ("rope_type", "rope_original")}
     fields["rope_theta"] = one_or_pattern([read[kind].get("rope_theta") for kind in types])
     fields["rope_factor"] = one_or_pattern([read[kind].get("rope_factor", 1.0) for kind in types])
