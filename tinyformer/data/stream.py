@@ -30,7 +30,7 @@ _BATCH = 2**20  # characters tokenised at a time: their encodings take about 0.3
 
 
 def default_cache_dir() -> Path:
-    """The folder of tokenised text and imported models: TINYFORMER_CACHE, `data/cache` in a clone, or the user's."""
+    """The cache folder: TINYFORMER_CACHE, else `data/cache` in a clone, else the user's cache folder."""
     if chosen := os.environ.get("TINYFORMER_CACHE"):
         return Path(chosen).expanduser()
     if (_ROOT / "conf").is_dir() and (_ROOT / "pyproject.toml").is_file():

@@ -5,32 +5,11 @@
 `vocabulary` loads and writes the files of the tokenizer.
 """
 
-from tinyformer.interop.bert import BERT, DISTILBERT, ENCODERS, MODERNBERT, ROBERTA, XLM_ROBERTA
-from tinyformer.interop.encoder_decoders import BART, MARIAN, T5, T5_GATED
-from tinyformer.interop.family import Family
-from tinyformer.interop.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT
-from tinyformer.interop.llama import (
-    GEMMA2,
-    GEMMA3,
-    LLAMA,
-    MISTRAL,
-    NANOCHAT,
-    OLMO2,
-    OLMO3,
-    PHI,
-    PHI3,
-    QWEN2,
-    QWEN3,
-    SMOLLM3,
-)
+from tinyformer.interop import bert, encoder_decoders, gpt, llama
 
-FAMILIES: tuple[Family, ...] = (
-    *(GPT2, GPT_NEO, GPT_J, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT, PHI),
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, OLMO3, GEMMA2, GEMMA3, PHI3, NANOCHAT),
-    *(*ENCODERS, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT, T5, T5_GATED, BART, MARIAN),
-)
+FAMILIES = gpt.FAMILIES + llama.FAMILIES + bert.FAMILIES + encoder_decoders.FAMILIES
 """All families.
 
-The first that covers a `config.json` imports it. Of several that could export a model, the first does: Mistral is Llama
-with a sliding window.
+The first that covers a `config.json` imports it. Of several that could export a model, that of its import does, or else
+the first: Llama before Mistral, which is Llama with a sliding window.
 """

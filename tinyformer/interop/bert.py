@@ -20,7 +20,6 @@ from tinyformer.interop.layers import (
     LAYERED_ROPE,
     SLIDING,
     WINDOWS,
-    layer_types,
     read_layered_rope,
     read_windows,
     write_layered_rope,
@@ -29,13 +28,10 @@ from tinyformer.interop.layers import (
 
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
 
-OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""Suffixes of norm weights in files that were converted from TensorFlow, and their new names."""
-
 
 @dataclass(frozen=True)
-class Kind:
-    """What differs between the weights of BERT and RoBERTa."""
+class Conversion:
+    """The conversion of the weights of BERT or RoBERTa, which differ in the names of the output layer."""
 
     output: str = "cls.predictions.decoder"  # the output layer
     output_bias: str = "cls.predictions.bias"  # the other name of its bias
@@ -43,10 +39,8 @@ class Kind:
 
     def read(self, weights: Weights) -> Weights:
         """Add the embedding of token type 0 to those of the positions, and move the output bias to the output layer."""
-        for old, new in OLD_NAMES.items():
-            weights = {
-                name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
-            }
+        # Files that were converted from TensorFlow have other names for the weights of norms.
+        weights = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): weights[name] for name in weights}
         weights[POSITIONS] = weights[POSITIONS] + weights.pop(TYPES)[0]
         bias = weights.pop(self.output_bias, None)
         # A tied output layer uses this bias, even if another one is stored under the layer's own name.
@@ -92,7 +86,6 @@ BERT = Family(
         Module("embeddings.LayerNorm", "encoder.embedding_norm"),
         *in_layers(
             "encoder.layer.{}.",
-            "encoder.layers.{}.",
             {
                 "attention.self.query": "attention.q_proj",
                 "attention.self.key": "attention.k_proj",
@@ -110,21 +103,21 @@ BERT = Family(
     ),
     # Parts of next-sentence prediction, which is not supported.
     unused=("embeddings.position_ids", "pooler.", "cls.seq_relationship."),
-    write_fields=lambda fields: fields | {"type_vocab_size": Kind.num_types},
-    read_weights=Kind().read,
-    write_weights=Kind().write,
+    write_fields=lambda fields: fields | {"type_vocab_size": Conversion.num_types},
+    read_weights=Conversion().read,
+    write_weights=Conversion().write,
     generates=False,
     note="All tokens have token type 0, whose embedding is now part of the positional embeddings.",
 )
 
-OF_ROBERTA = Kind("lm_head.decoder", "lm_head.bias", num_types=1)
+OF_ROBERTA = Conversion("lm_head.decoder", "lm_head.bias", num_types=1)
 
 NUM_BEFORE = 2
 """Number of rows before the first position in RoBERTa's table: the id of the padding token, which is 1, and 1 more."""
 
 
 def read_roberta_fields(fields: Fields) -> Fields:
-    """Subtract the rows of the table of positions that no text uses from their number."""
+    """Subtract the unused rows of the table of positions from `max_position_embeddings`."""
     longest, pad = fields.get("max_position_embeddings", 512), fields.get("pad_token_id", 1)
     if pad != NUM_BEFORE - 1:
         raise ArgumentError("fields.pad_token_id", pad, "must be 1: the position of the first token is one more")
@@ -142,8 +135,8 @@ ROBERTA = BERT.like(
     prefix="roberta.",
     outside="lm_head.",
     modules=(
-        *(module for module in BERT.modules if not module.theirs.startswith(("cls.", POSITIONS[:-7]))),
-        Module(POSITIONS[:-7], "encoder.position.embedding", skipped=NUM_BEFORE),
+        *(module for module in BERT.modules if not module.theirs.startswith(("cls.", "embeddings.position_"))),
+        Module("embeddings.position_embeddings", "encoder.position.embedding", skipped=NUM_BEFORE),
         Module("lm_head.dense", "readout.dense"),
         Module("lm_head.layer_norm", "readout.norm"),
         Module("lm_head.decoder", "readout.proj"),
@@ -179,7 +172,6 @@ DISTILBERT = BERT.like(
         *(module for module in BERT.modules if module.theirs.startswith("embeddings.")),
         *in_layers(
             "transformer.layer.{}.",
-            "encoder.layers.{}.",
             {
                 **{f"attention.{name}_lin": f"attention.{name}_proj" for name in "qkv"},
                 "attention.out_lin": "attention.o_proj",
@@ -200,7 +192,6 @@ DISTILBERT = BERT.like(
     note="",
 )
 
-GLOBAL_EVERY = "global_attn_every_n_layers"
 BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
 
@@ -209,11 +200,9 @@ def read_modernbert_fields(fields: Fields) -> Fields:
 
     The window of `local_attention` reaches half of its size to each side, in addition to the query's own position.
     """
-    fields = dict(fields)
-    every, size = fields.pop(GLOBAL_EVERY, 3), fields.pop("local_attention", 128)
-    pattern = [FULL, *[SLIDING] * (every - 1)]
-    fields["layer_types"] = layer_types(fields, pattern)
-    return read_windows(read_layered_rope(fields, pattern, BASES), pattern, 2 * (size // 2) + 1)
+    pattern = [FULL, *[SLIDING] * (fields.get("global_attn_every_n_layers", 3) - 1)]
+    window = 2 * (fields.get("local_attention", 128) // 2) + 1
+    return read_windows(read_layered_rope(fields, pattern, BASES), pattern, window)
 
 
 def write_modernbert_fields(fields: Fields) -> Fields:
@@ -253,7 +242,6 @@ MODERNBERT = Family(
         Module("embeddings.norm", "encoder.embedding_norm"),
         *in_layers(
             "layers.{}.",
-            "encoder.layers.{}.",
             {
                 "attn_norm": "attention_norm",
                 "attn.Wqkv": "attention.q_proj attention.k_proj attention.v_proj",
@@ -274,8 +262,9 @@ MODERNBERT = Family(
 )
 
 
-def without_head(family: Family, architecture: str) -> Family:
-    """The encoders of a family without their prediction head, which are of the class `architecture`."""
+def without_head(family: Family) -> Family:
+    """The family of the encoders of `family` without their prediction head, which have a class of their own."""
+    architecture = family.architecture.replace("ForMaskedLM", "Model")
     return replace(
         family,
         name=f"{family.name} without a head",
@@ -289,7 +278,6 @@ def without_head(family: Family, architecture: str) -> Family:
     )
 
 
-ENCODERS = tuple(
-    without_head(family, family.architecture.replace("ForMaskedLM", "Model"))
-    for family in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
-)
+WITH_HEAD = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
+
+FAMILIES = (*map(without_head, WITH_HEAD), *WITH_HEAD)

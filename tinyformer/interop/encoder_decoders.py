@@ -130,22 +130,21 @@ def write_t5_weights(weights: Weights) -> Weights:
     return join_embedding({name: tensor for name, tensor in weights.items() if name not in others})
 
 
-def t5_modules(absent: tuple[str, ...]) -> tuple[Module, ...]:
-    """All modules of T5 except the feed-forward matrices named in `absent`."""
+def t5_modules(inner: Mapping[str, str]) -> tuple[Module, ...]:
+    """All modules of T5, given those before the activation of the feed-forward network."""
     modules = [Module("lm_head", "readout.proj")]
     for stack, attentions in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
         theirs, ours = f"{stack}.block.{{}}.layer", f"{stack}.layers.{{}}"
         for index, attention in enumerate(attentions):
             kind = "SelfAttention" if attention == "attention" else "EncDecAttention"
-            modules += in_layers(f"{theirs}.{index}.{kind}.", f"{ours}.{attention}.", {x: f"{x}_proj" for x in "qkvo"})
+            modules += in_layers(f"{theirs}.{index}.{kind}.", {x: f"{x}_proj" for x in "qkvo"}, f"{ours}.{attention}.")
             modules.append(Module(f"{theirs}.{index}.layer_norm", f"{ours}.{attention}_norm"))
-        names = {"wi": "up_proj", "wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
-        names = {name: module for name, module in names.items() if name not in absent}
+        names = {**inner, "wo": "down_proj"}
         modules += [
             Module(f"{stack}.embed_tokens", f"{stack}.token_embedding"),
             Module(TABLE.format(stack, "{}"), f"{ours}.attention.position.embedding"),
             Module(f"{theirs}.{len(attentions)}.layer_norm", f"{ours}.feed_forward_norm"),
-            *in_layers(f"{theirs}.{len(attentions)}.DenseReluDense.", f"{ours}.feed_forward.", names),
+            *in_layers(f"{theirs}.{len(attentions)}.DenseReluDense.", names, f"{ours}.feed_forward."),
             Module(f"{stack}.final_layer_norm", f"{stack}.final_norm"),
         ]
     return tuple(modules)
@@ -176,7 +175,7 @@ T5 = Family(
         *token_fields(eos_token_id=1),
     ),
     fixed={"is_encoder_decoder": True},
-    modules=t5_modules(absent=("wi_0", "wi_1")),
+    modules=t5_modules({"wi": "up_proj"}),
     # Cross-attention has no positions; older files contain a table for it, which is not used.
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     read_fields=read_t5_fields,
@@ -192,7 +191,7 @@ T5_GATED = T5.like(
     Field("feed_forward_proj", "feed_forward.activation", str, "gated-gelu", GATED_ACTIVATIONS),
     without=("feed_forward_proj",),
     groups={**T5.groups, "feed_forward": "swiglu"},
-    modules=t5_modules(absent=("wi",)),
+    modules=t5_modules({"wi_0": "gate_proj", "wi_1": "up_proj"}),
     covers=is_gated,
 )
 
@@ -233,27 +232,12 @@ def bart_modules(with_embeddings: bool) -> tuple[Module, ...]:
             names |= {f"{theirs}.{name}_proj": f"{ours}.{name}_proj" for name in "qkv"}
             names |= {f"{theirs}.out_proj": f"{ours}.o_proj", f"{theirs}_layer_norm": f"{ours}_norm"}
         modules.append(Module(f"{stack}.embed_tokens", f"{stack}.token_embedding"))
-        modules += in_layers(f"{stack}.layers.{{}}.", f"{stack}.layers.{{}}.", names)
+        modules += in_layers(f"{stack}.layers.{{}}.", names, f"{stack}.layers.{{}}.")
         if with_embeddings:
-            positions = Module(f"{stack}.embed_positions", f"{stack}.position.embedding", skipped=NUM_BEFORE)
-            modules.append(positions)
+            modules.append(Module(f"{stack}.embed_positions", f"{stack}.position.embedding", skipped=NUM_BEFORE))
             modules.append(Module(f"{stack}.layernorm_embedding", f"{stack}.embedding_norm"))
     return tuple(modules)
 
-
-SIZES = (
-    Field("max_position_embeddings", "model.max_seq_len", int, 1024),
-    Field("d_model", "model.d_model", int, 1024),
-    Field("encoder_layers", "model.num_encoder_layers", int, 12),
-    Field("decoder_layers", "model.num_layers", int, 12),
-    *(Field(f"{stack}_attention_heads", "model.num_heads", int, 16) for stack in ("encoder", "decoder")),
-    *(Field(f"{stack}_ffn_dim", "model.d_ff", int, 4096) for stack in ("encoder", "decoder")),
-    Field("activation_function", "feed_forward.activation", str, "gelu", ACTIVATIONS),
-    Field("dropout", "model.dropout", float, 0.1),
-    Field("attention_dropout", "attention.dropout", float, 0.0),
-    Field("attention_dropout", "cross_attention.dropout", float, 0.0),
-    Field("init_std", "model.init_std", float, 0.02),
-)
 
 BART = Family(
     name="BART",
@@ -265,7 +249,17 @@ BART = Family(
     values={"model.bias": True, "model.readout_bias": True, "model.embedding_norm": True, "model.tied_readout": True},
     fields=(
         Field("vocab_size", "model.vocab_size", int, 50_265),
-        *SIZES,
+        Field("max_position_embeddings", "model.max_seq_len", int, 1024),
+        Field("d_model", "model.d_model", int, 1024),
+        Field("encoder_layers", "model.num_encoder_layers", int, 12),
+        Field("decoder_layers", "model.num_layers", int, 12),
+        *(Field(f"{stack}_attention_heads", "model.num_heads", int, 16) for stack in ("encoder", "decoder")),
+        *(Field(f"{stack}_ffn_dim", "model.d_ff", int, 4096) for stack in ("encoder", "decoder")),
+        Field("activation_function", "feed_forward.activation", str, "gelu", ACTIVATIONS),
+        Field("dropout", "model.dropout", float, 0.1),
+        Field("attention_dropout", "attention.dropout", float, 0.0),
+        Field("attention_dropout", "cross_attention.dropout", float, 0.0),
+        Field("init_std", "model.init_std", float, 0.02),
         Field("scale_embedding", "model.scaled_embedding", bool, False),
         Field("bos_token_id", "model.special_tokens.bos", int, 0, nullable=True),
         *token_fields(eos_token_id=2, decoder_start_token_id=2),
@@ -281,21 +275,12 @@ BART = Family(
 
 MARIAN = BART.like(
     ("Marian", "marian", "MarianMTModel"),
+    Field("decoder_vocab_size", "model.vocab_size", int, None, nullable=True),
+    without=("scale_embedding", "bos_token_id"),
+    defaults={"vocab_size": 58_101, "eos_token_id": 0, "decoder_start_token_id": 58_100},
     groups={**BART.groups, "position": "sinusoidal"},
-    values={
-        **{f"model.{name}": True for name in ("bias", "readout_bias", "tied_readout")},
-        "position.absolute.interleaved": False,
-    },
-    fields=(
-        Field("vocab_size", "model.vocab_size", int, 58_101),
-        Field("decoder_vocab_size", "model.vocab_size", int, None, nullable=True),
-        *SIZES,
-        *token_fields(eos_token_id=0, decoder_start_token_id=58_100),
-    ),
-    fixed={
-        **dict.fromkeys(("is_encoder_decoder", "tie_word_embeddings", "share_encoder_decoder_embeddings"), True),
-        "scale_embedding": True,
-    },
+    values={**BART.values, "model.embedding_norm": False, "position.absolute.interleaved": False},
+    fixed={**BART.fixed, "share_encoder_decoder_embeddings": True, "scale_embedding": True},
     modules=bart_modules(with_embeddings=False),
     unused=(*BART.unused, "encoder.embed_positions.", "decoder.embed_positions."),  # which are not trained
     note=f"{IN_TRAINING} Marian's two SentencePiece models are not read: the tokenizers library cannot load them.",
@@ -303,3 +288,5 @@ MARIAN = BART.like(
     read_fields=lambda fields: read_tokens({"scale_embedding": False} | fields),
     write_fields=lambda fields: fields | {"scale_embedding": True},
 )
+
+FAMILIES = (T5, T5_GATED, BART, MARIAN)

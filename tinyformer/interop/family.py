@@ -133,7 +133,9 @@ class Module:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
 
 
-def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
+def in_layers(
+    theirs: str, names: Mapping[str, str], ours: str = "encoder.layers.{}.", transposed: bool = False
+) -> tuple[Module, ...]:
     """The modules of all layers; `names` maps the family's names, without prefix `theirs`, to ours, without `ours`."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
@@ -174,7 +176,11 @@ class Family:
         defaults: Fields | None = None,
         **changes: Any,
     ) -> "Family":
-        """A family of this name, `model_type` and `architecture`, with other fields, defaults and attributes."""
+        """A family with other `names`: its name, `model_type` and `architecture`.
+
+        It has the fields of this family, except those in `without` and with other `defaults`, and further `fields`;
+        `changes` are the attributes that differ.
+        """
         kept = (field for field in self.fields if field.theirs not in without)
         kept = (replace(field, default=(defaults or {}).get(field.theirs, field.default)) for field in kept)
         own = dict(zip(("name", "model_type", "architecture"), names, strict=True), fields=(*kept, *fields))

@@ -93,10 +93,8 @@ class GGUFFile:
         return value
 
     def _read_fields(self) -> Fields:
-        tensors, kind = (
-            {of.name: of for of in self._reader.tensors},
-            self._require("general.architecture", *ARCHITECTURES),
-        )
+        tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        kind = self._require("general.architecture", *ARCHITECTURES)
         fields = {theirs: self._value(f"{kind}.{key}") for key, theirs in FIELDS.items()}
         fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"]
         if (rotated := self._value(f"{kind}.rope.dimension_count")) is not None:
@@ -109,7 +107,6 @@ class GGUFFile:
         return {name: value for name, value in fields.items() if value is not None} | {
             "model_type": kind,
             "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
-            "rope_theta": fields["rope_theta"] or 10_000.0,
             "num_key_value_heads": fields["num_key_value_heads"] or fields["num_attention_heads"],
             "tie_word_embeddings": "output.weight" not in tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
@@ -125,7 +122,7 @@ class GGUFFile:
                 name, weight = tensor.name, torch.tensor(self._dequantize(tensor.data, tensor.tensor_type)).float()
                 *layer, module, part = name.removeprefix("blk.").split(".")
                 if self.fields["model_type"] == "llama" and module in heads:
-                    # The two rows that are rotated together are neighbours; in `transformers`, half a head is between.
+                    # Two rows that are rotated together are neighbours; in `transformers`, they are half a head apart.
                     weight = weight.unflatten(0, (heads[module], -1, 2)).transpose(1, 2).flatten(0, 2)
                 if module in MODULES:
                     name = ".".join([*["layers"][: len(layer)], *layer, MODULES[module], part])

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
-from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, pattern_of, read_rope, write_rope
+from tinyformer.interop.layers import FRACTION, ROPE, WINDOWS, in_each_layer, one_or_pattern, read_rope, write_rope
 from tinyformer.nn import RotaryPosition
 from tinyformer.nn.attention import BaseAttention
 
@@ -26,10 +26,7 @@ QKV = "attention.q_proj attention.k_proj attention.v_proj"
 
 EMBEDDING, FINAL_NORM, OUTPUT = "encoder.token_embedding", "encoder.final_norm", "readout.proj"
 
-LAYERS = ("h.{}.", "encoder.layers.{}.")
-
-MASKS = tuple(f".{attention}.{name}" for attention in ("attn", "attention") for name in ("bias", "masked_bias"))
-BUFFERS = (*MASKS, ".rotary_emb.inv_freq")
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Suffixes of the causal mask and of the frequencies, which older files contain."""
 
 GPT2 = Family(
@@ -60,10 +57,9 @@ GPT2 = Family(
     modules=(
         Module("wte", EMBEDDING),
         Module("wpe", "encoder.position.embedding"),
-        *in_layers("h.{}.", "encoder.layers.{}.", {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}),
+        *in_layers("h.{}.", {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}),
         *in_layers(
             "h.{}.",
-            "encoder.layers.{}.",
             {
                 "attn.c_attn": QKV,
                 "attn.c_proj": "attention.o_proj",
@@ -83,13 +79,12 @@ def read_gpt_neo_fields(fields: Fields) -> Fields:
     """Replace the types of attention, as in [[["global", "local"], 12]], by the windows of the layers."""
     fields = dict[str, Any](window_size=256, attention_types=[[["global", "local"], 12]]) | fields
     types = [kind for kinds, times in fields.pop("attention_types") for kind in kinds * times]
-    windows = pattern_of([fields["window_size"] if kind == "local" else None for kind in types])
-    return fields | {"windows": windows if len(windows) > 1 else windows[0]}
+    return fields | {"windows": one_or_pattern([fields["window_size"] if kind == "local" else None for kind in types])}
 
 
 def write_gpt_neo_fields(fields: Fields) -> Fields:
     """The inverse of `read_gpt_neo_fields`."""
-    windows = in_each_layer(fields.pop("windows", None), {"num_hidden_layers": fields["num_layers"]})
+    windows = in_each_layer(fields.pop("windows", None), fields["num_layers"])
     types = ["global" if window is None else "local" for window in windows]
     size = next(filter(None, windows), 256)
     return fields | {"attention_types": [[types, 1]], "window_size": size}
@@ -118,7 +113,7 @@ GPT_NEO = GPT2.like(
     modules=(
         *(module for module in GPT2.modules if not module.transposed),
         *in_layers(
-            *LAYERS,
+            "h.{}.",
             {
                 **{f"attn.attention.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
                 "attn.attention.out_proj": "attention.o_proj",
@@ -127,7 +122,6 @@ GPT_NEO = GPT2.like(
             },
         ),
     ),
-    unused=BUFFERS,
     read_fields=read_gpt_neo_fields,
     write_fields=write_gpt_neo_fields,
 )
@@ -163,9 +157,9 @@ GPT_J = GPT2.like(
     fixed={},
     modules=(
         Module("wte", EMBEDDING),
-        *(Module(f"h.{{}}.attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=interleaved) for x in "qk"),
+        *(Module(f"h.{{}}.attn.{x}_proj", f"encoder.layers.{{}}.attention.{x}_proj", order=interleaved) for x in "qk"),
         *in_layers(
-            *LAYERS,
+            "h.{}.",
             {
                 "attn.v_proj": "attention.v_proj",
                 "attn.out_proj": "attention.o_proj",
@@ -177,18 +171,14 @@ GPT_J = GPT2.like(
         Module("ln_f", FINAL_NORM),
         Module("lm_head", OUTPUT),
     ),
-    unused=BUFFERS,
     read_fields=read_gpt_j_fields,
     write_fields=write_gpt_j_fields,
 )
 
-NEOX_DEFAULTS: Fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25, "use_parallel_residual": True}
-"""Defaults of fields that a file may omit."""
-
 
 def read_neox_fields(fields: Fields) -> Fields:
     """Rename the parameters of rotary positions to their names in Llama's files, and move them: see `read_rope`."""
-    fields = NEOX_DEFAULTS | fields
+    fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25} | fields
     theirs = {"rope_theta": fields.pop("rotary_emb_base"), "partial_rotary_factor": fields.pop("rotary_pct")}
     return read_rope(theirs | fields)
 
@@ -199,14 +189,11 @@ def write_neox_fields(fields: Fields) -> Fields:
     return write_rope(fields) | {name: value for name, value in older.items() if value is not None}
 
 
-GPT_NEOX = Family(
-    name="GPT-NeoX",
-    model_type="gpt_neox",
-    architecture="GPTNeoXForCausalLM",
+GPT_NEOX = GPT2.like(
+    ("GPT-NeoX", "gpt_neox", "GPTNeoXForCausalLM"),
     prefix="gpt_neox.",
     outside="embed_out.",
-    groups=GROUPS | {"position": "rotary", "norm": "layer_norm", "feed_forward": "gelu", "block": "parallel"},
-    values={"model.bias": True},
+    groups={**GPT2.groups, "position": "rotary", "block": "parallel"},
     fields=(
         *SIZES,
         Field("max_position_embeddings", "model.max_seq_len", int, 2048),
@@ -229,7 +216,6 @@ GPT_NEOX = Family(
         ),
         *in_layers(
             "layers.{}.",
-            "encoder.layers.{}.",
             {
                 "input_layernorm": "attention_norm",
                 "attention.dense": "attention.o_proj",
@@ -241,12 +227,11 @@ GPT_NEOX = Family(
         Module("final_layer_norm", FINAL_NORM),
         Module("embed_out", OUTPUT),
     ),
-    unused=BUFFERS,
     read_fields=read_neox_fields,
     write_fields=write_neox_fields,
     # The output layer gets its older name, which all versions of `transformers` support.
     read_weights=lambda weights: {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()},
-    covers=lambda fields: (NEOX_DEFAULTS | fields)["use_parallel_residual"] is not False,
+    covers=lambda fields: fields.get("use_parallel_residual") is not False,
 )
 
 GPT_NEOX_SEQUENTIAL = GPT_NEOX.like(
@@ -264,13 +249,10 @@ def read_opt_fields(fields: Fields) -> Fields:
     return fields | {"word_embed_proj_dim": None if width == fields.get("hidden_size") else width}
 
 
-OPT = Family(
-    name="OPT",
-    model_type="opt",
-    architecture="OPTForCausalLM",
+OPT = GPT2.like(
+    ("OPT", "opt", "OPTForCausalLM"),
     prefix="model.decoder.",
     groups={**GPT2.groups, "feed_forward": "relu"},
-    values={"model.bias": True},
     fields=(
         *SIZES[:4],
         Field("ffn_dim", "model.d_ff", int, 3072),
@@ -287,10 +269,9 @@ OPT = Family(
     },
     modules=(
         Module("embed_tokens", EMBEDDING),
-        Module("embed_positions", "encoder.position.embedding", skipped=2),  # of padding
+        Module("embed_positions", "encoder.position.embedding", skipped=2),  # unused
         *in_layers(
             "layers.{}.",
-            LAYERS[1],
             {
                 "self_attn_layer_norm": "attention_norm",
                 **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
@@ -305,3 +286,5 @@ OPT = Family(
     ),
     read_fields=read_opt_fields,
 )
+
+FAMILIES = (GPT2, GPT_NEO, GPT_J, GPT_NEOX, GPT_NEOX_SEQUENTIAL, OPT)

@@ -20,7 +20,7 @@ ROPE_ONLY: dict[str, Fields] = {
 }
 """Further parameters by `rope_type`, each with its only supported value."""
 
-NESTED = ("rope_parameters", "rope_scaling")
+NEWER, OLDER = "rope_parameters", "rope_scaling"
 """Fields with the parameters of rotary positions, in newer and in older files."""
 
 FLAT = ("rope_theta", "partial_rotary_factor")
@@ -32,32 +32,31 @@ ROPE = (
     Field("rope_factor", "position.relative.factor", float, 1.0),
     Field("rope_original", "position.relative.original_seq_len", int, None, nullable=True),
 )
-"""Our keys for what `read_rope` returns."""
+"""The fields that `read_rope` adds, with their keys in our config."""
 
 LAYERED_ROPE = tuple(replace(field, kind=float | int | list) if field.kind is float else field for field in ROPE)
-"""Our keys for what `read_layered_rope` returns."""
+"""The fields that `read_layered_rope` adds, with their keys in our config."""
 
 FRACTION = Field("partial_rotary_factor", "position.relative.fraction", float, 1.0)
 
 DEPTH = next(field for field in SIZES if field.ours == "model.num_layers")
+"""The number of layers, which determines other fields."""
 
 WINDOWS = Field("windows", "attention.window", int | list, None, nullable=True)
-"""Our key for what `read_windows` returns."""
+"""The field that `read_windows` adds, with its key in our config."""
 
 
 def read_rope(fields: Fields) -> Fields:
     """Replace the parameters of rotary positions, in files of any version, by the fields of `ROPE` and `FRACTION`."""
     fields = dict(fields)
-    given: Fields = {name: fields.pop(name) for name in FLAT if name in fields}
-    for name in reversed(NESTED):
-        given |= {"in": name} | (fields.pop(name, None) or {})
-    return fields | _rope_of(given, fields.get("max_position_embeddings"))
+    flat = {name: fields.pop(name) for name in FLAT if name in fields}
+    newer, older = (fields.get(name) or {} for name in (NEWER, OLDER))
+    return fields | _rope_of(flat | older | newer, OLDER if older else NEWER, fields.get("max_position_embeddings"))
 
 
-def _rope_of(given: Fields, max_seq_len: Any) -> Fields:
-    """The fields of `ROPE` and `FRACTION` for one dictionary of parameters."""
-    given = dict(given)
-    path = f"fields.{given.pop('in', NESTED[0])}"
+def _rope_of(given: Fields, source: str, max_seq_len: Any) -> Fields:
+    """The fields of `ROPE` and `FRACTION` for one dictionary of parameters; errors name the field `source`."""
+    given, path = dict(given), f"fields.{source}"
     kind: str = given.pop("rope_type", None) or given.get("type") or "default"
     given.pop("type", None)
     if kind not in ROPE_TYPES:
@@ -68,8 +67,8 @@ def _rope_of(given: Fields, max_seq_len: Any) -> Fields:
         given.pop("original_max_position_embeddings", None)
     else:
         read |= {"rope_type": kind, "rope_factor": given.pop("factor", None)}
-        if not isinstance(read["rope_factor"], int | float):
-            raise ArgumentError(f"{path}.factor", read["rope_factor"], "must be a number")
+        if not isinstance(read["rope_factor"], int | float) or read["rope_factor"] <= 1:
+            raise ArgumentError(f"{path}.factor", read["rope_factor"], "must be a number above 1")
         original = given.pop("original_max_position_embeddings", max_seq_len)
         read |= {"rope_original": original} if kind in ROPE_ONLY else {}
         implied = 0.1 * math.log(read["rope_factor"]) + 1
@@ -83,9 +82,8 @@ def _rope_of(given: Fields, max_seq_len: Any) -> Fields:
 
 def write_rope(fields: Fields) -> Fields:
     """Nest the parameters of rotary positions as newer versions of `transformers` do: the inverse of `read_rope`."""
-    written = _rope_parameters(fields)
     others = {name: value for name, value in fields.items() if not name.startswith("rope_")}
-    return others | {NESTED[0]: written}
+    return others | {NEWER: _rope_parameters(fields)}
 
 
 def _rope_parameters(fields: Fields) -> Fields:
@@ -106,40 +104,35 @@ def pattern_of(values: Sequence[Any]) -> list[Any]:
     return list(values[:period])
 
 
-def _one_or_pattern(values: Sequence[Any]) -> Any:
+def one_or_pattern(values: Sequence[Any]) -> Any:
+    """The value of each layer, as one value if all are equal, and else as a pattern: see `pattern_of`."""
     pattern = pattern_of(values)
     return pattern[0] if len(pattern) == 1 else pattern
 
 
-def depth_of(fields: Fields) -> int:
-    """The number of layers, which determines other fields."""
-    return DEPTH.read(fields)
-
-
-def in_each_layer(value: Any, fields: Fields) -> list[Any]:
-    """The value of each layer, given one value or a pattern."""
+def in_each_layer(value: Any, num_layers: int) -> list[Any]:
+    """The value of each layer, given one value or a pattern that repeats over the layers."""
     pattern = value if isinstance(value, list) else [value]
-    return [pattern[layer % len(pattern)] for layer in range(depth_of(fields))]
+    return [pattern[layer % len(pattern)] for layer in range(num_layers)]
 
 
 def layer_types(fields: Fields, pattern: Sequence[str]) -> list[str]:
     """The type of each layer: the field `layer_types`, or a pattern that repeats over the layers."""
-    types: list[str] = fields.get("layer_types") or in_each_layer(list(pattern), fields)
+    types: list[str] = fields.get("layer_types") or in_each_layer(list(pattern), DEPTH.read(fields))
     for kind in types:
         require_choice("fields.layer_types", kind, (FULL, SLIDING))
     return types
 
 
 def read_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
-    """Replace types of layers and `sliding_window`, of which the defaults are given, by the field of `WINDOWS`."""
+    """Add the field of `WINDOWS`, given the defaults of the types of layers and of `sliding_window`."""
     types, window = layer_types(fields, pattern), fields.get("sliding_window", window)
-    others = {name: value for name, value in fields.items() if name not in ("layer_types", "sliding_window")}
-    return others | {"windows": _one_or_pattern([window if kind == SLIDING else None for kind in types])}
+    return fields | {"windows": one_or_pattern([window if kind == SLIDING else None for kind in types])}
 
 
 def write_windows(fields: Fields) -> Fields:
     """The inverse of `read_windows`."""
-    windows = in_each_layer(fields.get("windows"), fields)
+    windows = in_each_layer(fields.get("windows"), DEPTH.read(fields))
     others = {name: value for name, value in fields.items() if name != "windows"}
     types = [FULL if window is None else SLIDING for window in windows]
     return others | {"layer_types": types, "sliding_window": next(filter(None, windows), None)}
@@ -151,26 +144,25 @@ def read_layered_rope(fields: Fields, pattern: Sequence[str], bases: Mapping[str
     `bases` maps each type to the older name of its base and the default. Older files scale layers of type `FULL` only.
     """
     types, fields = layer_types(fields, pattern), dict(fields)
-    nested, scaling = (fields.pop(name, None) or {} for name in NESTED)
-    given = {kind: {"rope_theta": fields.get(name, default)} for kind, (name, default) in bases.items()}
-    given[FULL] |= {"in": NESTED[1]} | scaling
-    given = {kind: own | (nested.get(kind) or {}) for kind, own in given.items()}
-    read = {kind: _rope_of(own, fields.get("max_position_embeddings")) for kind, own in given.items()}
-    fields = {name: value for name, value in fields.items() if name not in {name for name, _ in bases.values()}}
+    newer, older = (fields.get(name) or {} for name in (NEWER, OLDER))
+    read: dict[str, Fields] = {}
+    for kind, (name, default) in bases.items():
+        given = {"rope_theta": fields.get(name, default)} | (older if kind == FULL else {}) | (newer.get(kind) or {})
+        read[kind] = _rope_of(given, OLDER if older else NEWER, fields.get("max_position_embeddings"))
     fields |= {name: value for name, value in read[FULL].items() if name in ("rope_type", "rope_original")}
-    for name, default in (("rope_theta", None), ("rope_factor", 1.0)):
-        fields[name] = _one_or_pattern([read[kind].get(name, default) for kind in types])
+    fields["rope_theta"] = one_or_pattern([read[kind].get("rope_theta") for kind in types])
+    fields["rope_factor"] = one_or_pattern([read[kind].get("rope_factor", 1.0) for kind in types])
     return fields
 
 
 def write_layered_rope(fields: Fields) -> Fields:
     """The inverse of `read_layered_rope`, after `write_windows`."""
     types, nested = fields["layer_types"], {}
-    bases = in_each_layer(fields.get("rope_theta", 10_000.0), fields)
-    factors = in_each_layer(fields.get("rope_factor", 1.0), fields)
+    bases = in_each_layer(fields.get("rope_theta", 10_000.0), len(types))
+    factors = in_each_layer(fields.get("rope_factor", 1.0), len(types))
     for kind in (FULL, SLIDING):
         layer = types.index(kind) if kind in types else 0
-        scaled = {} if factors[layer] == 1 else {"rope_factor": factors[layer]}
-        own = fields | {"rope_theta": bases[layer]} | (scaled or {"rope_type": None})
-        nested[kind] = _rope_parameters(own)
-    return {name: value for name, value in fields.items() if not name.startswith("rope_")} | {NESTED[0]: nested}
+        own = {"rope_theta": bases[layer], "rope_factor": factors[layer]}
+        own |= {} if factors[layer] > 1 else {"rope_type": None}
+        nested[kind] = _rope_parameters(fields | own)
+    return write_rope(fields) | {NEWER: nested}

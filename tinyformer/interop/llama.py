@@ -21,15 +21,15 @@ from jaxtyping import Int
 from torch import Tensor, arange
 
 from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
-from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GPT_J, GROUPS, LAYERS, OUTPUT, QKV
+from tinyformer.interop.gpt import BUFFERS, EMBEDDING, FINAL_NORM, GPT_J, GROUPS, OUTPUT, QKV
 from tinyformer.interop.layers import (
+    DEPTH,
     FRACTION,
     FULL,
     LAYERED_ROPE,
     ROPE,
     SLIDING,
     WINDOWS,
-    depth_of,
     in_each_layer,
     pattern_of,
     read_layered_rope,
@@ -49,13 +49,16 @@ NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_
 LAYER = PROJECTIONS | NORMS
 """The modules of a layer of Llama."""
 
+MLP = {"mlp.fc1": "feed_forward.up_proj", "mlp.fc2": "feed_forward.down_proj"}
+"""The feed-forward network of Phi and nanochat, which is not gated."""
+
 QK_NORMS = {f"self_attn.{name}_norm": f"attention.{name}_norm" for name in "qk"}
 
 
-def modules_of(layer: Mapping[str, str], *others: Module) -> tuple[Module, ...]:
-    """All modules of a model, given the modules of its layers."""
-    ends = (Module("embed_tokens", EMBEDDING), Module("norm", FINAL_NORM), Module("lm_head", OUTPUT))
-    return (*ends, *in_layers("layers.{}.", LAYERS[1], layer), *others)
+def modules_of(layer: Mapping[str, str], final_norm: str = "norm") -> tuple[Module, ...]:
+    """All modules of a model, given the modules of its layers and the name of the final norm."""
+    ends = (Module("embed_tokens", EMBEDDING), Module(final_norm, FINAL_NORM), Module("lm_head", OUTPUT))
+    return (*ends, *in_layers("layers.{}.", layer))
 
 
 LLAMA = Family(
@@ -93,16 +96,16 @@ MISTRAL = LLAMA.like(
 
 
 def read_used_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
-    """Replace types of layers by windows as `read_windows` does, if the field `use_sliding_window` is true."""
+    """Apply `read_rope` and, if the field `use_sliding_window` is true, `read_windows`."""
     if fields.get("use_sliding_window"):
         return read_windows(read_rope(fields), pattern, window)
     return read_rope(fields) | {"windows": None}
 
 
 def read_qwen_fields(fields: Fields) -> Fields:
-    """Replace the number of the first layers without a window by the windows of the layers."""
+    """Replace `max_window_layers`, the number of first layers without a window, by the windows of the layers."""
     full = fields.get("max_window_layers", 28)
-    return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(depth_of(fields))], 4096)
+    return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(DEPTH.read(fields))], 4096)
 
 
 def write_qwen_fields(fields: Fields) -> Fields:
@@ -137,7 +140,7 @@ QWEN3 = LLAMA.like(
 
 def read_smollm3_fields(fields: Fields) -> Fields:
     """Replace the layers without positions by the kinds of positions of the layers."""
-    interval, depth = fields.get("no_rope_layer_interval", 4), depth_of(fields)
+    interval, depth = fields.get("no_rope_layer_interval", 4), DEPTH.read(fields)
     rotated = fields.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(depth)]
     positions = pattern_of(["rotary" if flag else "none" for flag in rotated[:depth]])
     fields = {"rope_theta": 2_000_000.0} | fields | {"positions": positions}
@@ -146,7 +149,7 @@ def read_smollm3_fields(fields: Fields) -> Fields:
 
 def write_smollm3_fields(fields: Fields) -> Fields:
     """The inverse of `read_smollm3_fields`."""
-    rotated = [int(kind == "rotary") for kind in in_each_layer(fields.pop("positions", "rotary"), fields)]
+    rotated = [int(kind == "rotary") for kind in in_each_layer(fields.pop("positions", "rotary"), DEPTH.read(fields))]
     return write_qwen_fields(fields) | {"no_rope_layers": rotated}
 
 
@@ -185,19 +188,18 @@ OLMO3 = OLMO2.like(
     write_fields=lambda fields: write_layered_rope(write_windows(fields)),
 )
 
-DROPOUTS = tuple(
-    Field(f"{name}_pdrop", f"model.{ours}", float, 0.0)
-    for name, ours in (("embd", "embedding_dropout"), ("resid", "dropout"))
+DROPOUTS = (
+    Field("embd_pdrop", "model.embedding_dropout", float, 0.0),
+    Field("resid_pdrop", "model.dropout", float, 0.0),
 )
 
 SCALAR = "query_pre_attn_scalar"
 
 
 def read_gemma_fields(fields: Fields) -> Fields:
-    """Replace the number whose root divides the scores by the factor of the scores; null if it is the heads' size."""
+    """Replace the number s of `SCALAR` by the factor of the scores, 1 / sqrt(s), or by null if s is the head's size."""
     scalar = fields.get(SCALAR, 256)
-    is_default = scalar == fields.get("head_dim", 256) or not isinstance(scalar, int | float) or scalar <= 0
-    return fields | {"score_scale": None if is_default else scalar**-0.5}
+    return fields | {"score_scale": None if scalar == fields.get("head_dim", 256) else float(scalar) ** -0.5}
 
 
 def write_gemma_fields(fields: Fields) -> Fields:
@@ -264,19 +266,14 @@ PHI = LLAMA.like(
     groups=GPT_J.groups,
     values={"model.bias": True, "model.readout_bias": True, "block.shared_norm": True},
     fixed={"qk_layernorm": False},
-    modules=(
-        *(module for module in modules_of({"input_layernorm": "attention_norm"}) if module.theirs != "norm"),
-        Module("final_layernorm", FINAL_NORM),
-        *in_layers(
-            "layers.{}.",
-            LAYERS[1],
-            {
-                **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
-                "self_attn.dense": "attention.o_proj",
-                "mlp.fc1": "feed_forward.up_proj",
-                "mlp.fc2": "feed_forward.down_proj",
-            },
-        ),
+    modules=modules_of(
+        {
+            "input_layernorm": "attention_norm",
+            **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
+            "self_attn.dense": "attention.o_proj",
+            **MLP,
+        },
+        final_norm="final_layernorm",
     ),
     read_fields=lambda fields: read_rope({"partial_rotary_factor": 0.5} | fields),
 )
@@ -308,13 +305,15 @@ NANOCHAT = LLAMA.like(
     without=("mlp_bias", "head_dim"),
     defaults={"hidden_act": "relu2"},
     groups={**LLAMA.groups, "feed_forward": "relu2"},
-    # The norm of queries and keys follows the rotation there, which does not change what it computes.
+    # nanochat normalises queries and keys after the rotation, which does not change their root mean square.
     values={"norm.weight": False, "attention.qk_norm": "unscaled", "model.embedding_norm": True},
     modules=(
-        *(Module(f"layers.{{}}.self_attn.{x}_proj", f"{LAYERS[1]}attention.{x}_proj", order=opposite) for x in "qk"),
-        *modules_of(
-            {f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "vo"}
-            | {"mlp.fc1": "feed_forward.up_proj", "mlp.fc2": "feed_forward.down_proj"}
+        *(
+            Module(f"layers.{{}}.self_attn.{x}_proj", f"encoder.layers.{{}}.attention.{x}_proj", order=opposite)
+            for x in "qk"
         ),
+        *modules_of({f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "vo"} | MLP),
     ),
 )
+
+FAMILIES = (PHI, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, OLMO3, GEMMA2, GEMMA3, PHI3, NANOCHAT)

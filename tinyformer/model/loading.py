@@ -45,7 +45,7 @@ def load(
     step: int | None = None,
     revision: str | None = None,
 ) -> Model:
-    """Load the model of a checkpoint or of Hugging Face, in evaluation mode and in the dtype of its weights.
+    """Load a checkpoint or a Hugging Face model, in evaluation mode and in the dtype of its weights.
 
         model = tinyformer.load("outputs/…/checkpoints/last.ckpt")
         model = tinyformer.load("openai-community/gpt2")
@@ -67,8 +67,8 @@ def load(
             branch. Without a network, its last download is used.
 
     Raises:
-        ArgumentError: the file cannot be read, the model of Hugging Face is not supported or cannot be downloaded, or
-            the backend does not exist or does not support the model.
+        ArgumentError: the file cannot be read, the Hugging Face model is not supported or cannot be downloaded, or the
+            backend does not exist or does not support the model.
     """
     with argument_path(passed=dict.fromkeys(("path", "source", "folder"), "checkpoint")):
         stored = load_step(find_model(checkpoint, revision), None if step is None else int(step))

@@ -62,7 +62,7 @@ class Model:
     | language modelling | `texts` | `texts` |
     | classification | `texts`, or a list of pairs of texts | `texts, labels` |
     | sequence to sequence | `texts, targets`: sources and targets (by default, generated) | `texts, targets` |
-    | states, without a head | `texts`; the final states take the place of logits | none |
+    | states, without a head | `texts`; the point `logits` holds the final states | none |
     | span extraction | `texts, contexts`: questions, and one context for each or for all | `texts, contexts, answers` |
 
     `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,

@@ -161,8 +161,8 @@ class RotaryPosition(RelativePosition):
         frequencies = geometric(self.dim, base)
         if scaling is not None:
             require_choice("scaling", scaling, SCALINGS)
-        if factor > 1:
-            frequencies = SCALINGS[str(scaling)](frequencies, base, factor, original_seq_len or max_seq_len / factor)
+            if factor > 1:
+                frequencies = SCALINGS[scaling](frequencies, base, factor, original_seq_len or max_seq_len / factor)
         frequencies[max(1, int(p * len(frequencies) + 1e-9)) :] = 0.0
         of_positions, scale = angles(max_seq_len, frequencies), magnitude(scaling, factor)
         cos, sin = (scale * of_positions.cos()).float(), (scale * of_positions.sin()).float()

@@ -211,7 +211,7 @@ class MaskedTokenReadout(TokenReadout):
     Args:
         norm: factory of the norm, called with `d_model`.
         activation: a name in `ACTIVATIONS`.
-        dense_bias: whether there is a bias b, which ModernBERT lacks.
+        dense_bias: whether the dense layer has the bias b; ModernBERT's has none.
     """
 
     def __init__(

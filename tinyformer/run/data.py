@@ -41,6 +41,11 @@ def make_data_and_task(
     if settings.is_training and not task.has_loss:
         reason = "the encoder has no prediction head, so there is no loss to minimise"
         raise ArgumentError("task", "states", reason, {"task": "classification"})
+    if settings.is_scored and not task.has_loss:
+        name, value = ("score", True) if settings.options.score else ("analysis", None)
+        reason = "the encoder has no prediction head, so there is no loss to report; "
+        reason += "the analyses maps, atlas, relations and heads need none"
+        raise ArgumentError(name, value, reason, ({"score": False} if value else {}) | {"analysis": "maps"})
     mask = evaluation_mask(task, data, split, settings.limit)
     if settings.is_training and has_test(task, data):
         evaluation_mask(task, data, "test", settings.limit)  # an error now, not after training

@@ -55,15 +55,6 @@ def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
     return scores, task_findings(run, trainer, list(scores.splits)[-1], path, step)
 
 
-def require_scores(run: Run) -> None:
-    """Refuse to score a model that has no loss; it can only be analysed."""
-    if run.settings.is_scored and not run.task.has_loss:
-        name, value = ("score", True) if run.settings.options.score else ("analysis", None)
-        reason = "the encoder has no prediction head, so there is no loss to report; "
-        reason += "the analyses maps, atlas, relations and heads need none"
-        raise ArgumentError(name, value, reason, ({"score": False} if value else {}) | {"analysis": "maps"})
-
-
 def score_evaluation(run: Run, findings: AnalysisResult) -> Scores:
     """Score the split of an evaluation, and add the files of the task's tables and figures to `findings`."""
     scores = score_split(run, run.trainer, run.module, run.split)

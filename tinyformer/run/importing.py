@@ -31,16 +31,14 @@ from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
 
 VERSION = 1
-"""Increased when an import of the same files makes another checkpoint, so that cached checkpoints are made again."""
+"""The version of imports in the cache, increased when the same files give another checkpoint."""
 
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
 DECODER_EMBEDDING = "decoder.token_embedding.weight"
 
-MODEL_TYPES = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:
-    """The checkpoint of a model: a Hugging Face model is imported into the cache, any other path returned unchanged.
+    """The checkpoint of a model: a Hugging Face model is imported into the cache, any other path is returned.
 
     A Hugging Face model is a GGUF file, a folder with a `config.json`, or the name of a model on the Hub unless a file
     or folder here has this name. It is imported again if the Hub has a newer commit, or if one of its files was
@@ -121,6 +119,8 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
     except ArgumentError as error:
         error.path = (f"{files.path / files.config}: {'.'.join(error.path[1:])}",)
         raise
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:  # a field of another type
+        raise ArgumentError("source", files.path, f"its {files.config} is malformed ({error})") from error
     config = compose_family(family, settings)
     tokenizer = files.read_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
@@ -172,7 +172,8 @@ def family_of(fields: Fields, folder: Path) -> Family:
     for family in FAMILIES:
         if family.model_type == fields.get("model_type") and family.covers(fields):
             return family
-    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; supported types are {MODEL_TYPES}"
+    known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; supported types are {known}"
     raise ArgumentError("source", folder, reason)
 
 

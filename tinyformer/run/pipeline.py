@@ -32,14 +32,7 @@ from tinyformer.hardware import describe_device
 from tinyformer.nn import Network
 from tinyformer.report import caption
 from tinyformer.run.data import make_data_and_task
-from tinyformer.run.evaluation import (
-    analyse,
-    describe_context,
-    require_scores,
-    score_evaluation,
-    score_training,
-    write_predictions,
-)
+from tinyformer.run.evaluation import analyse, describe_context, score_evaluation, score_training, write_predictions
 from tinyformer.run.match import match_size
 from tinyformer.run.network import choose_kernels, compile_network, decide_compiling, starting_network, training_kernels
 from tinyformer.run.results import summarise_evaluation, summarise_training
@@ -98,7 +91,6 @@ def evaluate(
         works = {"analysis": "heads"} if config.analysis is None else {"score": False}
         raise ArgumentError("step", "all", reason, works)
     run = set_up(config, folder, invocation or CommandLine(), is_training=False, checkpoint=checkpoint)
-    require_scores(run)
     facts = describe_context(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):

@@ -53,7 +53,10 @@ class Task(ABC):
         return network(batch["inputs"], self.mask(batch), **options)
 
     def require_loss(self, *_: Any, **__: Any) -> Any:
-        """Raise an `ArgumentError` if the model has no prediction head, and so neither predictions nor a loss."""
+        """Raise an `ArgumentError` if the model has no prediction head, and so neither predictions nor a loss.
+
+        `States` has this function in place of the methods that need a loss, and so it takes any arguments.
+        """
         if not self.has_loss:
             reason = "the encoder has no prediction head, so there are no predictions and no loss"
             raise ArgumentError("task", type(self).__name__, f"{reason}; Model.encode returns its states")

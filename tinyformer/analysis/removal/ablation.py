@@ -249,12 +249,12 @@ class HeadAblation:
         what, unit = ("loss", f"nats per {context.task.unit}") if has_loss else ("final states", "‖ΔX‖/‖X‖")
         title, label = f"Change of the {what} without the head ({self.mode} ablation)", f"change of the {what}, {unit}"
         form = "" if has_loss else ".4f"  # a norm has no sign
-        told = f"{context.num_windows} {context.row}s; relative change of the final states [95 % interval]:"
+        header = f"{context.num_windows} {context.row}s; relative change of the final states [95 % interval]:"
         means = {head: change.mean for head, change in alone.items()}
         return AnalysisResult(
             scalars={"analysis/loss": base.mean} if has_loss else {},
             lines={
-                "ablation": f"{self.mode}; {context.describe_losses(base) if has_loss else told}",
+                "ablation": f"{self.mode}; {context.describe_losses(base) if has_loss else header}",
                 **{f"  {context.head_title(*head)}": format(alone[head], form) for head in worst},
             },
             tables=tables,

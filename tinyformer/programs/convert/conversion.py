@@ -89,11 +89,10 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """The family, fields and config of its model nearest to `sized`, and differences of `function` from this model."""
+    """The family, the fields and config of its model nearest to `sized`, and how `function` differs from that model."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
     configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
-    plain = values | configs
-    fields = family.describe(plain)
+    fields = family.describe(values | configs)
     config = compose_family(family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
 
@@ -161,17 +160,16 @@ def import_transformers(text: str) -> Any:
 def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> list[str]:
     """The largest differences of logits and maps between a checkpoint and its source on a text, as lines to print.
 
-    `transformers` computes in fp32 with eager attention. The text is also the input of a decoder that has an encoder.
+    `revision` selects a commit of a source on the Hub. `transformers` computes in fp32 with eager attention. In an
+    encoder–decoder, the text is the source and the decoder's input.
 
     Raises:
         ArgumentError: `transformers` cannot tokenise the text, or the text is too long.
     """
     transformers, model, found = import_transformers(text), load(checkpoint), open_source(source, revision)
-    files: dict[str, Any] = {"pretrained_model_name_or_path": found.path}
-    if found.path.is_file():
-        files = {"pretrained_model_name_or_path": found.path.parent, "gguf_file": found.path.name}
+    folder, file = (found.path.parent, {"gguf_file": found.path.name}) if found.path.is_file() else (found.path, {})
     try:
-        tokens = transformers.AutoTokenizer.from_pretrained(**files)(text)["input_ids"]
+        tokens = transformers.AutoTokenizer.from_pretrained(folder, **file)(text)["input_ids"]
     except Exception as error:  # the class depends on what the folder lacks
         reason = f"transformers cannot tokenise it: {str(error).strip().splitlines()[0]}"
         raise ArgumentError("check", text, reason) from error
@@ -181,7 +179,7 @@ def compare(source: str, checkpoint: Path, text: str, revision: str | None) -> l
     ids, lengths = model.tokenize(torch.tensor([tokens], dtype=torch.int64))
 
     architecture = getattr(transformers, family_of(found.fields, found.path).architecture)
-    theirs = architecture.from_pretrained(**files, attn_implementation="eager", dtype=torch.float32).eval()
+    theirs = architecture.from_pretrained(folder, **file, attn_implementation="eager", dtype=torch.float32).eval()
     is_pair = isinstance(model.network, EncoderDecoder)
     batch: Batch = {"inputs": ids, "lengths": lengths, "source_lengths": lengths}
     with capture_attention(model.network) as maps:
