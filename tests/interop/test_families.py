@@ -35,6 +35,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {"marian": {"scale_embedding": True}, "gp
 OF_NAME = {
     **{name: {"tie_word_embeddings"} for name in ("T5", "T5 v1.1")},  # `scale_decoder_outputs` says so, too
     "ModernBERT without a head": {"classifier_bias", "classifier_activation"},
+    "SmolLM3": {"use_sliding_window"},  # `layer_types` says so, too
+    "GPT-2": {"reorder_and_upcast_attn"},  # computes the same scores in another order
 }
 """Fields without effect in a family with this name."""
 
@@ -124,6 +126,14 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("OLMo 3", {"layer_types": ["chunked_attention"]}, "layer_types='chunked_attention': must be one of "),
     ("BERT", {"position_embedding_type": "relative_key"}, f"position_embedding_type='relative_key': {UNSUPPORTED}."),
+    (
+        "Gemma 3",
+        {
+            "rope_parameters": {kind: {"rope_type": "linear", "factor": 2} for kind in ("full_attention",)}
+            | {"sliding_attention": {"rope_type": "yarn", "factor": 2}}
+        },
+        "rope_parameters={",
+    ),
     ("RoBERTa", {"pad_token_id": 3}, "pad_token_id=3: must be 1"),
     ("OPT", {"word_embed_proj_dim": 7}, f"word_embed_proj_dim=7: {UNSUPPORTED}."),
     ("BART", {"decoder_attention_heads": 6}, "decoder_attention_heads=6: must be 1, the value of "),

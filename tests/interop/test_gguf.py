@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "falcon": ({}, "its general.architecture is falcon; llama, qwen2, qwen3 are supported."),
     "scaling": ({"rope.scaling.type": "yarn"}, "its llama.rope.scaling.type is yarn; none, linear are supported."),
     "partial": ({"rope.dimension_count": 8}, "metadata: partial_rotary_factor=0.5: "),
-    "short": ({}, "cannot be read: the file is cut short, damaged, or of an unknown type ("),
+    "short": ({}, "cannot be read: a file is cut short, damaged, or of an unknown type ("),
     "keys": ({"block_count": 3}, "does not match the LlamaForCausalLM of its metadata: model.layers.2."),
 }
 

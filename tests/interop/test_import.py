@@ -245,3 +245,32 @@ def test_a_published_model_is_the_same(package: str, out: Path) -> None:
     assert "equal token ids" in tokenized
     assert most <= 2e-5 * largest
     assert float(re.findall(r": (\S+), of head", maps)[0]) <= 1e-5
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+DAMAGED: dict[str, tuple[str, Any]] = {
+    "weights": ("model.safetensors", _cut),
+    "config": ("config.json", _cut),
+    "config of another kind": ("config.json", lambda path: path.write_text("[1, 2]")),
+    "rope": ("config.json", lambda path: change_config(path.parent, rope_parameters="linear")),
+    "layers": ("config.json", lambda path: change_config(path.parent, num_hidden_layers="2")),
+    "tokenizer": ("tokenizer.json", lambda path: path.write_text("{}")),
+    "missing shard": ("model.safetensors.index.json", lambda path: path.write_text('{"weight_map": {"a": "b"}}')),
+    "outside": ("model.safetensors.index.json", lambda path: path.write_text('{"weight_map": {"a": "../b"}}')),
+    "index": ("model.safetensors.index.json", lambda path: path.write_text('{"weight_map": 3}')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_refused_in_a_sentence(damage: str, tmp_path: Path, out: Path) -> None:
+    name, change = DAMAGED[damage]
+    folder = saved("llama", tmp_path / "model")
+    if "index" in name:
+        (folder / "model.safetensors").unlink()
+    change(folder / name)
+    with pytest.raises(ArgumentError, match=r"^[^\n]+$"):
+        checkpoint_of(folder, out)
+    assert not out.exists()

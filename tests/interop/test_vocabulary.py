@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 from interop.models import GPT2, checkpoint_of, theirs, transformers
@@ -205,3 +205,27 @@ def test_our_own_texts_are_exported_as_we_read_them(around: tuple[list[int], lis
     assert TextTokenizer(own).read(["a b"]) == [[3, 0, 1]]
     for name in ("$A", "<end:1>"):  # which a template would read as its own
         assert TextTokenizer(words(name), name).read([("a", "b")]) == [[3, 0, 3, 1]]
+
+
+OTHER_SPLIT = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(Regex(r"\p{N}{1,3}|\p{L}+"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+)
+
+
+@pytest.mark.parametrize("family", ["Olmo2", "Phi3", "Qwen2", "Qwen3", "GPTJ"])
+@pytest.mark.parametrize("named", [None, "GPT2Tokenizer", "Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+def test_the_class_of_a_tokenizer_depends_on_the_type_of_the_model(
+    family: str, named: str | None, tmp_path: Path
+) -> None:
+    """Another pre-tokenizer than the class's is used or replaced as in `transformers`."""
+    own = Tokenizer.from_str(ByteTokenizer().build([]).to_json())
+    own.pre_tokenizer = OTHER_SPLIT
+    own.save(str(tmp_path / "tokenizer.json"))
+    settings = {"eos_token": "<|endoftext|>"} | ({} if named is None else {"tokenizer_class": named})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = getattr(transformers(), f"{family}Config")()
+    config.save_pretrained(tmp_path)
+    theirs = transformers().AutoTokenizer.from_pretrained(tmp_path)
+    ours = read(tmp_path, {"model_type": config.model_type})
+    for text in (TEXT, "a1234 (x):\n\n  def f(x):", " leading  spaces"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]

@@ -202,7 +202,7 @@ def read_modernbert_fields(fields: Fields) -> Fields:
     """
     pattern = [FULL, *[SLIDING] * (fields.get("global_attn_every_n_layers", 3) - 1)]
     window = 2 * (fields.get("local_attention", 128) // 2) + 1
-    return read_windows(read_layered_rope(fields, pattern, BASES), pattern, window)
+    return read_windows(read_layered_rope(fields, pattern, BASES, (FULL, SLIDING)), pattern, window)
 
 
 def write_modernbert_fields(fields: Fields) -> Fields:

@@ -33,7 +33,7 @@ ACTIVATIONS = {
 }
 """Our activations by their names in `transformers`; of several names of an activation, an export writes the first."""
 
-ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_decoder": False, "pruned_heads": {}}
+ANYWHERE: Fields = {"quantization_config": None, "is_encoder_decoder": False, "pruned_heads": {}}
 """Fields that change what a model of any family computes, with the only supported value."""
 
 

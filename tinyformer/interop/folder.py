@@ -1,5 +1,6 @@
 """Loading and writing of Hugging Face model folders, and the differences between the networks of two configs."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -35,6 +36,19 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def find_folder(name: str, revision: str | None = None, patterns: Sequence[str] = PATTERNS) -> Path:
     """The folder of a model: a local folder, or the downloaded files of a model on the Hub, named after its commit."""
     return Path(name) if os.path.isdir(name) else hub.model_folder(name, patterns, revision)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A context in which an error about a damaged file becomes an `ArgumentError` about the source of the model."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        problem = " ".join(str(error).split())[:100]
+        reason = f"cannot be read: a file is cut short, damaged, or of an unknown type ({problem})"
+        raise ArgumentError("source", str(path), reason) from error
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -75,7 +89,10 @@ def _files(folder: Path) -> list[Path]:
             "save_pretrained of transformers converts them"
         )
         raise ArgumentError("folder", str(folder), reason)
-    return [folder / name for name in sorted({*read_json(folder / INDEX)["weight_map"].values()})]
+    names = sorted({*read_json(folder / INDEX)["weight_map"].values()})
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ArgumentError("folder", str(folder), f"its {INDEX} names {outside[0]}, which is not in the folder")
+    return [folder / name for name in names]
 
 
 def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weights) -> None:

@@ -3,8 +3,6 @@
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ from tinyformer.data import TextTokenizer
 from tinyformer.data.tokenizer.tokenizer import template
 from tinyformer.errors import ArgumentError
 from tinyformer.interop.family import Fields, Weights
+from tinyformer.interop.folder import reading
+from tinyformer.interop.vocabulary import QWEN_SPLIT
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """The supported architectures, which are also a `model_type` of `transformers`; Mistral's files say llama."""
@@ -39,15 +39,13 @@ MODULES |= {f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
 MODULES |= {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 """The names of modules in `transformers`, without those of layers, by their names in a GGUF file."""
 
-GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-GPT4 += r"|\s+(?!\S)|\s+"
+GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 PRE_TOKENIZERS = {
-    "gpt-2": [GPT2],
-    "smollm": [r"\p{N}", GPT2],
-    "qwen2": [GPT4.replace("{1,3}", "")],
-    "llama-bpe": [GPT4],
+    "gpt-2": [GPT2_SPLIT],
+    "smollm": [r"\p{N}", GPT2_SPLIT],
+    "qwen2": [QWEN_SPLIT],
+    "llama-bpe": [QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
 }
 """The regular expressions that split a text one after the other, by the name of the pre-tokenizer."""
 
@@ -67,19 +65,9 @@ class GGUFFile:
             reason = "needs the package gguf: pip install 'tinyformer[gguf]'"
             raise ArgumentError("source", str(path), reason) from error
         self.path, self._dequantize = path, gguf.quants.dequantize
-        with self._reading():
+        with reading(self.path):
             self._reader = gguf.GGUFReader(path)
             self.fields = self._read_fields()
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except ArgumentError:
-            raise
-        except Exception as error:  # a damaged file can raise anything
-            reason = f"cannot be read: the file is cut short, damaged, or of an unknown type ({str(error)[:100]})"
-            raise ArgumentError("source", str(self.path), reason) from error
 
     def _value(self, key: str) -> Any:
         """The value of a key; None if the file lacks it."""
@@ -117,7 +105,7 @@ class GGUFFile:
         """All tensors, dequantised to fp32, under their names in `transformers` without "model."."""
         weights: Weights = {}
         heads = {"attn_q": self.fields["num_attention_heads"], "attn_k": self.fields["num_key_value_heads"]}
-        with self._reading():
+        with reading(self.path):
             for tensor in self._reader.tensors:
                 name, weight = tensor.name, torch.tensor(self._dequantize(tensor.data, tensor.tensor_type)).float()
                 *layer, module, part = name.removeprefix("blk.").split(".")
@@ -132,7 +120,7 @@ class GGUFFile:
     def read_tokenizer(self) -> TextTokenizer | None:
         """The tokenizer; None if it is not byte-level BPE, or if its pre-tokenizer is not in `PRE_TOKENIZERS`."""
         names = ("model", "pre", "tokens", "token_type", "merges", "add_bos_token", "bos_token_id")
-        with self._reading():
+        with reading(self.path):
             model, pre, tokens, types, merges, begins, first = (self._value(f"tokenizer.ggml.{name}") for name in names)
             if model != "gpt2" or pre not in PRE_TOKENIZERS:
                 return None

@@ -52,8 +52,7 @@ GPT2 = Family(
         Field("attn_pdrop", "attention.dropout", float, 0.1),
         Field("initializer_range", "model.init_std", float, 0.02),
     ),
-    # `reorder_and_upcast_attn` computes the same scores in another order, in fp32.
-    fixed={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False},
+    fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     modules=(
         Module("wte", EMBEDDING),
         Module("wpe", "encoder.position.embedding"),
@@ -284,6 +283,8 @@ OPT = GPT2.like(
         Module("final_layer_norm", FINAL_NORM),
         Module("lm_head", OUTPUT),
     ),
+    # An OPTModel, which has no output layer, has a shorter prefix.
+    read_weights=lambda weights: {name.removeprefix("decoder."): tensor for name, tensor in weights.items()},
     read_fields=read_opt_fields,
 )
 

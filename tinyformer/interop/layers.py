@@ -67,8 +67,8 @@ def _rope_of(given: Fields, source: str, max_seq_len: Any) -> Fields:
         given.pop("original_max_position_embeddings", None)
     else:
         read |= {"rope_type": kind, "rope_factor": given.pop("factor", None)}
-        if not isinstance(read["rope_factor"], int | float) or read["rope_factor"] <= 1:
-            raise ArgumentError(f"{path}.factor", read["rope_factor"], "must be a number above 1")
+        if not isinstance(read["rope_factor"], int | float) or read["rope_factor"] < 1:
+            raise ArgumentError(f"{path}.factor", read["rope_factor"], "must be a number of at least 1")
         original = given.pop("original_max_position_embeddings", max_seq_len)
         read |= {"rope_original": original} if kind in ROPE_ONLY else {}
         implied = 0.1 * math.log(read["rope_factor"]) + 1
@@ -77,7 +77,7 @@ def _rope_of(given: Fields, source: str, max_seq_len: Any) -> Fields:
     for name, value in given.items():
         if value is not None and value != ROPE_ONLY.get(kind, {}).get(name):
             raise ArgumentError(f"{path}.{name}", value, f"is not supported with rope_type={kind}")
-    return read
+    return {name: value for name, value in read.items() if name in FLAT or read.get("rope_factor") != 1}
 
 
 def write_rope(fields: Fields) -> Fields:
@@ -138,18 +138,24 @@ def write_windows(fields: Fields) -> Fields:
     return others | {"layer_types": types, "sliding_window": next(filter(None, windows), None)}
 
 
-def read_layered_rope(fields: Fields, pattern: Sequence[str], bases: Mapping[str, tuple[str, float]]) -> Fields:
+def read_layered_rope(
+    fields: Fields, pattern: Sequence[str], bases: Mapping[str, tuple[str, float]], scaled: Sequence[str] = (FULL,)
+) -> Fields:
     """Replace rotary positions that differ between types of layers by the fields of `ROPE`.
 
-    `bases` maps each type to the older name of its base and the default. Older files scale layers of type `FULL` only.
+    `bases` maps each type to the older name of its base and the default. Older files scale layers of types in `scaled`.
     """
     types, fields = layer_types(fields, pattern), dict(fields)
     newer, older = (fields.get(name) or {} for name in (NEWER, OLDER))
     read: dict[str, Fields] = {}
     for kind, (name, default) in bases.items():
-        given = {"rope_theta": fields.get(name, default)} | (older if kind == FULL else {}) | (newer.get(kind) or {})
+        given = {"rope_theta": fields.get(name, default)} | (older if kind in scaled else {}) | (newer.get(kind) or {})
         read[kind] = _rope_of(given, OLDER if older else NEWER, fields.get("max_position_embeddings"))
-    fields |= {name: value for name, value in read[FULL].items() if name in ("rope_type", "rope_original")}
+    scalings = [(own["rope_type"], own.get("rope_original")) for own in read.values() if "rope_type" in own]
+    if len(set(scalings)) > 1:
+        raise ArgumentError(f"fields.{NEWER}", newer, "scales types of layers in different ways")
+    if scalings:
+        fields |= {"rope_type": scalings[0][0], "rope_original": scalings[0][1]}
     fields["rope_theta"] = one_or_pattern([read[kind].get("rope_theta") for kind in types])
     fields["rope_factor"] = one_or_pattern([read[kind].get("rope_factor", 1.0) for kind in types])
     return fields

@@ -14,7 +14,7 @@
 | nanochat | Karpathy 2025 | norms without weights, ReLU squared, bounded logits |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxtyping import Int
@@ -95,17 +95,13 @@ MISTRAL = LLAMA.like(
 )
 
 
-def read_used_windows(fields: Fields, pattern: Sequence[str], window: int | None = None) -> Fields:
-    """Apply `read_rope` and, if the field `use_sliding_window` is true, `read_windows`."""
-    if fields.get("use_sliding_window"):
-        return read_windows(read_rope(fields), pattern, window)
-    return read_rope(fields) | {"windows": None}
-
-
 def read_qwen_fields(fields: Fields) -> Fields:
     """Replace `max_window_layers`, the number of first layers without a window, by the windows of the layers."""
+    if not fields.get("use_sliding_window"):
+        return read_rope(fields) | {"windows": None}
     full = fields.get("max_window_layers", 28)
-    return read_used_windows(fields, [FULL if layer < full else SLIDING for layer in range(DEPTH.read(fields))], 4096)
+    pattern = [FULL if layer < full else SLIDING for layer in range(DEPTH.read(fields))]
+    return read_windows(read_rope(fields), pattern, 4096)
 
 
 def write_qwen_fields(fields: Fields) -> Fields:
@@ -144,7 +140,8 @@ def read_smollm3_fields(fields: Fields) -> Fields:
     rotated = fields.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(depth)]
     positions = pattern_of(["rotary" if flag else "none" for flag in rotated[:depth]])
     fields = {"rope_theta": 2_000_000.0} | fields | {"positions": positions}
-    return read_used_windows(fields, [FULL if flag else SLIDING for flag in rotated])
+    sliding = SLIDING if fields.get("use_sliding_window") else FULL  # has no effect on a given `layer_types`
+    return read_windows(read_rope(fields), [FULL if flag else sliding for flag in rotated])
 
 
 def write_smollm3_fields(fields: Fields) -> Fields:

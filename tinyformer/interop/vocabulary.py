@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
@@ -52,8 +52,19 @@ def _t5(_: Fields, tokenizer: Tokenizer) -> tuple[Any, Any]:
     return kept, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 
 
+QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+QWEN_SPLIT += r"|\s+(?!\S)|\s+"
+
+
+def _qwen(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")), use_regex=False)
+    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
+    return normalizers.NFC(), pre_tokenizers.Sequence([split, to_bytes])
+
+
 CLASSES: dict[str, tuple[type, Callable[[Fields, Tokenizer], tuple[Any, Any]]]] = {
-    "BertTokenizer": (models.WordPiece, _bert),
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), (models.WordPiece, _bert)),
+    "Qwen2Tokenizer": (models.BPE, _qwen),
     **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (models.BPE, _byte_level)),
     "GPTNeoXTokenizer": (models.BPE, lambda *given: (normalizers.NFC(), _byte_level(*given)[1])),
     "T5Tokenizer": (models.Unigram, _t5),
@@ -61,9 +72,18 @@ CLASSES: dict[str, tuple[type, Callable[[Fields, Tokenizer], tuple[Any, Any]]]] 
 }
 """Tokenizer classes of `transformers` 5: the model that each needs, and a function for normalizer and pre-tokenizer."""
 
-OF_TYPE = {"bart": "BartTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
-AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "TokenizersBackend")
+OF_TYPE = {
+    **{"bart": "BartTokenizer", "gpt_neox": "GPTNeoXTokenizer", "roberta": "RobertaTokenizer"},
+    **dict.fromkeys(("bert", "distilbert"), "BertTokenizer"),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi"), "GPT2Tokenizer"),
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+}
+AS_IT_IS = ("None", "PreTrainedTokenizer", "TokenizersBackend")
 """The class by `model_type`, if no file names a class; and the classes that use a `tokenizer.json` without changes."""
+
+ALWAYS = {"qwen2": "Qwen2Tokenizer"}
+ALWAYS |= dict.fromkeys(("mistral", "modernbert", "olmo2", "olmo3", "phi3"), "TokenizersBackend")
+"""The class by `model_type`, if it does not depend on the class that the files name."""
 
 
 def _from_merges(vocabulary: str, merges: str) -> Tokenizer:
@@ -128,7 +148,7 @@ def tokenizer_files(
 def _class_of(settings: Fields, fields: Fields) -> str:
     """The class with which `transformers` 5 loads a `tokenizer.json`."""
     named, model_type = settings.get("tokenizer_class") or fields.get("tokenizer_class"), fields.get("model_type")
-    return "None" if model_type == "mistral" else str(named or OF_TYPE.get(str(model_type))).removesuffix("Fast")
+    return ALWAYS.get(str(model_type)) or str(named or OF_TYPE.get(str(model_type))).removesuffix("Fast")
 
 
 def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> None:

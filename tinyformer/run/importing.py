@@ -25,7 +25,7 @@ from tinyformer.data.stream import default_cache_dir
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.family import Family, Fields, Weights
-from tinyformer.interop.folder import CONFIG, find_folder, model_files, read_config, read_tensors
+from tinyformer.interop.folder import CONFIG, find_folder, model_files, read_config, read_tensors, reading
 from tinyformer.interop.gguf import PRE_TOKENIZERS, GGUFFile
 from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
@@ -85,7 +85,8 @@ def open_source(source: str, revision: str | None) -> Source:
         return Source(path, "metadata", file.fields, file.read_tensors, file.read_tokenizer, lacking)
     with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
         folder = find_folder(source, revision)
-    fields, tensors = read_config(folder), partial(read_tensors, folder)
+    with reading(folder):
+        fields, tensors = read_config(folder), partial(read_tensors, folder)
     return Source(folder, CONFIG, fields, tensors, partial(read_tokenizer, folder, fields), "It has no tokenizer.json")
 
 
@@ -115,14 +116,12 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
     files = open_source(source, revision)
     family = family_of(files.fields, files.path)
     try:
-        settings = family.settings(files.fields)
+        with reading(files.path):
+            settings, tokenizer = family.settings(files.fields), files.read_tokenizer()
     except ArgumentError as error:
         error.path = (f"{files.path / files.config}: {'.'.join(error.path[1:])}",)
         raise
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:  # a field of another type
-        raise ArgumentError("source", files.path, f"its {files.config} is malformed ({error})") from error
     config = compose_family(family, settings)
-    tokenizer = files.read_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
         reason = (
             f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
@@ -130,7 +129,8 @@ def import_model(source: str, path: Path, revision: str | None = None) -> list[s
         )
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
-    weights = _our_weights(files, family, settings, network)
+    with reading(files.path):
+        weights = _our_weights(files, family, settings, network)
     layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
     size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
     lines = [f"{family.name}, {size}, saved in {path}."]
@@ -182,7 +182,7 @@ def _our_weights(files: Source, family: Family, settings: Plain, network: Networ
     expected = network.state_dict()
     weights, others = family.read(files.read_tensors(), network)
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
-    for name in (name for name in tied if name in expected):  # one stack has no second embedding
+    for name in (name for name in tied if name in expected and EMBEDDING in weights):  # one stack has one embedding
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
             reason = f"{family.name_of(name, network)} differs from {family.name_of(EMBEDDING, network)}"
             if name == OUTPUT:
