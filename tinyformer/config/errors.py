@@ -113,6 +113,8 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
     except BrokenPipeError:  # the output was closed, as by `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # the user knows why the program ends
+        return 128 + signal.SIGINT
     except Exception as error:
         return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
     return code

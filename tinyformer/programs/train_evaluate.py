@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -71,10 +70,7 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
         return start()
 
     guard_imports()
-    try:
-        return exit_code_of(checked, program)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return exit_code_of(checked, program)
 
 
 def guard_imports() -> None:

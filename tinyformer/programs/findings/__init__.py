@@ -42,11 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.jobs > 1 and find_spec("joblib") is None:
         parser.error(f"--jobs {options.jobs}: needs joblib. pip install 'tinyformer[sweep]' installs it.")
-    try:
-        return exit_code_of(lambda: _show(options), "train")
-    except KeyboardInterrupt:
+    code = exit_code_of(lambda: _show(options), "train")
+    if code == 128 + signal.SIGINT:
         print("Stopped. The same command continues from here.", file=sys.stderr)
-        return 128 + signal.SIGINT
+    return code
 
 
 def _show(options: argparse.Namespace) -> int:
